@@ -1,0 +1,78 @@
+"""What ranks say to each other, as a protocol. A layer is given its `Group` in the constructor.
+
+All sizes are data that every rank computes alike; a rank may contribute nothing (size 0) but makes the
+same calls in the same order as its neighbours. A group of one is an ordinary value.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """A collective that is under way."""
+
+    def wait(self) -> T_co:
+        """The result; called once."""
+        ...
+
+
+class Group(Protocol):
+    """Ranks that exchange tensors. `rank` is the place in this group, not in the world."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the group, 0..size-1."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        ...
+
+    def all_reduce(self, x: Tensor) -> Pending[Tensor]:
+        """Sums `x` over the ranks. The input may be overwritten.
+
+        Args:
+            x: any shape, the same on each rank.
+        """
+        ...
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
+        """Concatenates everybody's `x` along dim 0, in order of rank.
+
+        Args:
+            x: [sizes[rank], ...]; the other dims are the same on each rank.
+            sizes: dim 0 of each rank's `x`.
+
+        Returns:
+            [sum(sizes), ...] on every rank.
+        """
+        ...
+
+    def reduce_scatter(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
+        """Sums `x` over the ranks and leaves each rank its part of dim 0.
+
+        Args:
+            x: [sum(sizes), ...], the same shape on each rank.
+            sizes: dim 0 of each rank's part, in order of rank.
+
+        Returns:
+            [sizes[rank], ...].
+        """
+        ...
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """Sends `parts[j]` to rank j.
+
+        Args:
+            parts: one flat (1-D) tensor for each rank, all of one dtype.
+            sizes: elements that arrive from each rank.
+
+        Returns:
+            What arrived, one flat tensor for each rank, in order of rank.
+        """
+        ...

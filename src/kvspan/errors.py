@@ -1,0 +1,49 @@
+"""What can go wrong, as types. Every message is a sentence with the numbers and the way out.
+
+    KvspanError
+    ├── ConfigError (ValueError)     what was asked cannot run: flags, prompts' limits, budgets
+    │   └── LayoutError              ranks, heads, blocks and interleave do not fit together
+    ├── ModelError (ValueError)      a checkpoint, config or tokenizer is missing, broken or unknown
+    ├── RequestError (ValueError)    one request is refused; all others go on
+    └── EngineDeadError (RuntimeError)  a rank died or hung; every running request ends with it
+
+Knows nothing else of kvspan, so everything may import it.
+"""
+
+from collections.abc import Sequence
+
+
+class KvspanError(Exception):
+    """Anything that kvspan raises on purpose."""
+
+
+class ConfigError(KvspanError, ValueError):
+    """What was asked for cannot run; nothing has been started."""
+
+
+class LayoutError(ConfigError):
+    """Ranks, heads, blocks and interleave do not fit together.
+
+    Args:
+        sentence: what does not fit, with the numbers and the flags' names.
+        reason: a stable one-word name of the rule that was broken, for tables and tests.
+        fits: the nearest layouts that do, as the flags that ask for them.
+    """
+
+    def __init__(self, sentence: str, *, reason: str, fits: Sequence[str] = ()) -> None:
+        listed = f" Layouts that fit: {'; '.join(fits)}." if fits else ""
+        super().__init__(sentence + listed)
+        self.reason = reason
+        self.fits = tuple(fits)
+
+
+class ModelError(KvspanError, ValueError):
+    """A checkpoint, a config or a tokenizer is missing, broken or of an unknown kind."""
+
+
+class RequestError(KvspanError, ValueError):
+    """One request is refused; others are untouched."""
+
+
+class EngineDeadError(KvspanError, RuntimeError):
+    """A rank died or hung. The engine has stopped and ended all its ranks."""

@@ -1,0 +1,39 @@
+"""Which part of a checkpoint's tensor fills which part of a parameter. Knows no loader and no file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvspan.topology import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a checkpoint's tensor goes on this rank.
+
+    Args:
+        parameter: dotted name of the model's parameter.
+        shape: shape that the whole tensor must have in the checkpoint.
+        take: the part that this rank keeps, one span for each dim; it may be empty.
+        at: row (dim 0) of the parameter where the part begins.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    take: tuple[Span, ...]
+    at: int = 0
+
+    @property
+    def taken_shape(self) -> tuple[int, ...]:
+        """Shape of the part that this rank keeps."""
+        return tuple(span.size for span in self.take)
+
+
+def whole(parameter: str, shape: Sequence[int]) -> Target:
+    """A tensor that every rank keeps whole."""
+    return Target(parameter, tuple(shape), tuple(Span(0, n) for n in shape))
+
+
+def sliced(parameter: str, shape: Sequence[int], *, dim: int, part: Span, at: int = 0) -> Target:
+    """A tensor of which this rank keeps `part` of `dim`, and all of every other dim."""
+    take = tuple(part if d == dim else Span(0, n) for d, n in enumerate(shape))
+    return Target(parameter, tuple(shape), take, at)

@@ -1,0 +1,165 @@
+"""The whole border between deciding (engine, scheduler) and obeying (workers).
+
+One `Step` goes to every rank, the same bytes to each; rank 0's `StepResult` comes back. A worker mirrors
+of a request just what it needs: its tokens, its placement and its sampling parameters, all of which
+arrive here as increments, so a step's size does not grow with the context.
+
+Everything that crosses a process is a msgspec struct. Knows no tensors.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from kvspan.request import SamplingParams
+
+
+class NewRequest(msgspec.Struct, frozen=True, array_like=True):
+    """A request that workers have not seen yet, or have forgotten since it was preempted.
+
+    Args:
+        request_id: the engine's number for it.
+        tokens: prompt and output so far, int32 little-endian (`pack_tokens`).
+        num_prompt_tokens: how many of them are the prompt.
+        params: what the sampler needs.
+        seed: of the request's random stream; with the position it fixes every draw.
+    """
+
+    request_id: int
+    tokens: bytes
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """Work on one request in one step.
+
+    Args:
+        request_id: whose tokens.
+        start: position of the first token to compute.
+        num_tokens: how many, from `start` on. Their keys are written before they are read.
+        sample: whether a token is sampled after the last of them.
+        new_tokens: tokens that the worker has not got yet (mostly the last sampled one).
+        new_units: units placed since the last step, in order, each `pool * blocks_per_pool + block`.
+    """
+
+    request_id: int
+    start: int
+    num_tokens: int
+    sample: bool
+    new_tokens: tuple[int, ...] = ()
+    new_units: tuple[int, ...] = ()
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    """What every rank does next, the same for all.
+
+    Args:
+        step_id: counts up; the result carries it back.
+        new: requests to learn before `rows` are worked on.
+        rows: the work, in the order of the batch.
+        ended: requests to forget (finished, aborted or preempted), before `new`.
+    """
+
+    step_id: int
+    new: tuple[NewRequest, ...]
+    rows: tuple[Row, ...]
+    ended: tuple[int, ...]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """A token with its log-probability (natural log, before temperature and penalties).
+
+    Args:
+        token_id: the token.
+        logprob: its log-probability; may be -inf.
+        rank: its place in the vocabulary by probability, the most probable being 1.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True):
+    """What one row of a step gave.
+
+    Args:
+        request_id: whose it is.
+        token_id: the sampled token, or None for a row that does not sample.
+        logprobs: the sampled token first, then the `params.logprobs` most probable ones; empty if
+            none were asked for.
+        prompt_logprobs: one entry for each prompt position that this row predicted, the prompt's
+            token first, then the `params.prompt_logprobs` most probable ones.
+    """
+
+    request_id: int
+    token_id: int | None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+class StepResult(msgspec.Struct, frozen=True, array_like=True):
+    """What a step gave, one entry a row, in the order of its rows."""
+
+    step_id: int
+    rows: tuple[Sampled, ...]
+
+
+class RankReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank tells once its weights are loaded, so that the cache can be sized.
+
+    Args:
+        rank: who tells.
+        weight_bytes: bytes of weights that it holds.
+        free_bytes: bytes of its device that are free now.
+        kv_bytes_per_token: bytes it stores for one token of its own shard, over all layers.
+    """
+
+    rank: int
+    weight_bytes: int
+    free_bytes: int
+    kv_bytes_per_token: int
+
+
+class Executor(Protocol):
+    """Ranks that obey. One step is under way at most; `submit` and `collect` alternate."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        ...
+
+    def start(self) -> Sequence[RankReport]:
+        """Starts the ranks and loads the weights.
+
+        Returns:
+            One report a rank, in order of rank.
+        """
+        ...
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Makes every rank allocate its KV cache.
+
+        Args:
+            num_blocks: blocks of each rank's pool.
+        """
+        ...
+
+    def submit(self, step: Step) -> None:
+        """Sends a step to every rank and returns at once."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Waits for the step under way.
+
+        Raises:
+            EngineDeadError: a rank died, hung or failed. All ranks have been ended.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Ends all ranks; a second call does nothing."""
+        ...
