@@ -100,16 +100,12 @@ def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
     if activation not in ("silu", "swish"):
         raise ModelError(f'{where}: unknown hidden_act "{activation}" (has silu).')
     if read.get("use_sliding_window", bool, default=False):
-        raise ModelError(
-            f"{where}: sliding-window attention (use_sliding_window) is not there yet."
-        )
+        raise ModelError(f"{where}: sliding-window attention (use_sliding_window) is not there yet.")
     num_heads = read.positive("num_attention_heads")
     hidden_size = read.positive("hidden_size")
     num_kv_heads = read.positive("num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
-        raise ModelError(
-            f"{where}: {num_kv_heads} KV heads do not divide {num_heads} attention heads."
-        )
+        raise ModelError(f"{where}: {num_kv_heads} KV heads do not divide {num_heads} attention heads.")
     head_dim = read.positive("head_dim", default=max(hidden_size // num_heads, 1))
     if head_dim % 2:
         raise ModelError(f"{where}: head_dim {head_dim} is odd; rotary embedding needs pairs.")
@@ -131,8 +127,7 @@ def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
         mlp_bias=read.get("mlp_bias", bool, default=False),
         bos_token_id=read.get("bos_token_id", (int, type(None)), default=None),
         eos_token_ids=token_ids(read.get("eos_token_id", (int, list, type(None)), default=None)),
-        dtype=read.get("dtype", str, default=None)
-        or read.get("torch_dtype", str, default="bfloat16"),
+        dtype=read.get("dtype", str, default=None) or read.get("torch_dtype", str, default="bfloat16"),
     )
 
 
@@ -145,9 +140,7 @@ def _parse_rope(read: "_Reader", max_positions: int) -> RopeConfig:
     """Reads the three spellings: `rope_parameters`, and `rope_scaling` with `rope_type` or `type`."""
     settings = dict(read.get("rope_scaling", (dict, type(None)), default=None) or {})
     settings |= read.get("rope_parameters", (dict, type(None)), default=None) or {}
-    theta = settings.pop("rope_theta", None) or read.get(
-        "rope_theta", (int, float), default=10000.0
-    )
+    theta = settings.pop("rope_theta", None) or read.get("rope_theta", (int, float), default=10000.0)
     rope = _Reader(settings, f"{read.where} (rope settings)")
     kind = rope.get("rope_type", str, default=None) or rope.get("type", str, default="default")
     if kind == "default":
@@ -166,9 +159,7 @@ def _parse_rope(read: "_Reader", max_positions: int) -> RopeConfig:
         factor=factor,
         low_freq_factor=float(rope.required("low_freq_factor", (int, float))),
         high_freq_factor=float(rope.required("high_freq_factor", (int, float))),
-        original_max_positions=rope.positive(
-            "original_max_position_embeddings", default=max_positions
-        ),
+        original_max_positions=rope.positive("original_max_position_embeddings", default=max_positions),
     )
 
 
@@ -192,9 +183,7 @@ class _Reader:
 
     def positive(self, key: str, *, default: int | None = None) -> int:
         """A whole number of at least 1."""
-        value: int = (
-            self.required(key, int) if default is None else self.get(key, int, default=default)
-        )
+        value: int = self.required(key, int) if default is None else self.get(key, int, default=default)
         if value < 1:
             raise ModelError(f'{self.where}: "{key}" is {value}; it must be at least 1.')
         return value

@@ -1,0 +1,1 @@
+"""kvspan: a long-context inference engine whose KV cache spans devices."""
