@@ -76,3 +76,28 @@ class Group(Protocol):
             What arrived, one flat tensor for each rank, in order of rank.
         """
         ...
+
+
+class World(Protocol):
+    """All ranks of a replica, from which groups are made once, at start."""
+
+    @property
+    def rank(self) -> int:
+        """This rank's place in the world."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        ...
+
+    def group(self, partition: Sequence[Sequence[int]]) -> Group:
+        """This rank's group of a partition of the world.
+
+        Every rank calls this with the same partitions in the same order.
+
+        Args:
+            partition: disjoint groups of world ranks that together are all of them. A member's
+                place in its tuple is its `rank` in the group, in whatever order they stand.
+        """
+        ...

@@ -33,6 +33,27 @@ def whole(parameter: str, shape: Sequence[int]) -> Target:
     return Target(parameter, tuple(shape), tuple(Span(0, n) for n in shape))
 
 
+def linear_targets(
+    theirs: str, ours: str, shape: Sequence[int], *, dim: int, part: Span, at: int = 0, bias: bool
+) -> dict[str, Target]:
+    """A linear layer's weight, and its bias if it has one.
+
+    Args:
+        theirs: the layer's name in the checkpoint.
+        ours: the layer's dotted name in the model.
+        shape: (outputs, inputs) of the whole layer.
+        dim: 0 if this rank keeps some outputs (and their bias), 1 if some inputs (and the whole bias).
+        part: which outputs or inputs.
+        at: row of our weight (and bias) where they begin.
+        bias: whether there is one.
+    """
+    targets = {f"{theirs}.weight": sliced(f"{ours}.weight", shape, dim=dim, part=part, at=at)}
+    if bias:
+        kept = part if dim == 0 else Span(0, shape[0])
+        targets[f"{theirs}.bias"] = sliced(f"{ours}.bias", shape[:1], dim=0, part=kept, at=at)
+    return targets
+
+
 def sliced(parameter: str, shape: Sequence[int], *, dim: int, part: Span, at: int = 0) -> Target:
     """A tensor of which this rank keeps `part` of `dim`, and all of every other dim."""
     take = tuple(part if d == dim else Span(0, n) for d, n in enumerate(shape))

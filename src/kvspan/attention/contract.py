@@ -1,0 +1,104 @@
+"""What an attention kernel is asked and what it answers: one contract for all kinds of rows.
+
+Each query row has its own interval of visible LOCAL keys [first, last), counted in the order in which
+this rank's blocks hold the sequence. That covers one decode token, a prefill chunk over cached context,
+speculative rows, a sliding window (only `first` moves) and a shard that holds nothing (first = last).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class KeyIndex:
+    """Which keys of this rank each query row sees.
+
+    Args:
+        row_starts: S + 1 row numbers; rows [row_starts[s], row_starts[s+1]) belong to sequence s.
+        tables: for each sequence, its blocks on this rank in order: [blocks] int64, on the device.
+        first: [R] int64, the first local key each row sees.
+        last: [R] int64, one past the last local key each row sees.
+
+    `first` and `last` are host arrays: which tiles need a mask is decided without asking the device.
+    """
+
+    row_starts: tuple[int, ...]
+    tables: tuple[Tensor, ...]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @property
+    def num_rows(self) -> int:
+        """R, query rows of the step."""
+        return self.row_starts[-1]
+
+
+class Kernel(Protocol):
+    """Attention of query rows over this rank's shard of the cache."""
+
+    capabilities: "Capabilities"
+
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """Partial attention.
+
+        Args:
+            query: [R, H, D]; H is a multiple of the KV heads, neighbours share one.
+            keys: [N, Hkv, B, D], the blocks of one layer on this rank.
+            values: [N, Hkv, B, Dv].
+            index: which keys each row sees. No other slot is read.
+            scale: factor on the scores.
+
+        Returns:
+            out [R, H, Dv] in the query's dtype, normalised over the keys seen here, and lse [R, H]
+            float32, natural log; (0, -inf) for a row that sees no key here.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a model wants of a kernel.
+
+    Args:
+        device: torch device type, e.g. `cpu`.
+        dtype: of queries, keys and values.
+        head_dim: D of queries and keys.
+        value_dim: Dv of values.
+    """
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a kernel can do.
+
+    Args:
+        devices: device types it runs on; empty = any.
+        dtypes: dtypes it takes; empty = any floating dtype.
+        equal_dims: whether it wants `value_dim == head_dim`.
+    """
+
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    equal_dims: bool = False
+
+    def refuse(self, need: Need) -> str | None:
+        """Why the kernel cannot serve `need`, as a sentence's end; None if it can."""
+        if self.devices and need.device not in self.devices:
+            return f"device {need.device} (has {', '.join(self.devices)})"
+        if self.dtypes and need.dtype not in self.dtypes:
+            return f"dtype {need.dtype} (has {', '.join(map(str, self.dtypes))})"
+        if self.equal_dims and need.head_dim != need.value_dim:
+            return f"value dim {need.value_dim} beside head dim {need.head_dim} (wants them equal)"
+        return None

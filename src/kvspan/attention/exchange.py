@@ -1,0 +1,163 @@
+"""How the partial results of a DCP group meet. Knows pieces; has no modes.
+
+Every rank of the group owns a **piece** of the step's attention output: some rows times a slice of the
+flattened head-by-dim axis. Each rank has partials of all rows over its own keys, and ends with its own
+piece over all keys. Which pieces there are is data, the same on all ranks; a piece may begin inside a
+head, and may be empty.
+
+    a2a     each rank sends everybody's piece of its partials with their LSE; the receiver merges
+    ag_rs   LSEs are gathered, each rank rescales its partials to the whole softmax, the sum is scattered
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from kvspan.attention.merge import shard_weights, weighted_sum
+from kvspan.comm.group import Group, Pending
+from kvspan.topology import Span
+
+LSE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the attention output that one rank owns.
+
+    Args:
+        rows: query rows: a slice, or their numbers [n] int64.
+        columns: range of the flattened [H * D] axis of the group's heads.
+    """
+
+    rows: slice | Tensor
+    columns: Span
+
+    def heads(self, head_dim: int) -> Span:
+        """Heads that the columns touch."""
+        return Span(self.columns.start // head_dim, -(-self.columns.stop // head_dim))
+
+
+class Exchange(Protocol):
+    """One way to bring partial results together."""
+
+    def start(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
+        """Begins the exchange; work can be put between it and `wait()`.
+
+        Args:
+            out: [R, H, D], this rank's partials over its own keys.
+            lse: [R, H] float32, natural log; not finite = no key seen here.
+            pieces: what each rank of the group owns, in order of `dcp_rank`.
+
+        Returns:
+            A pending [n, c] in `out.dtype`: this rank's piece of attention over all keys.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Then:
+    """A pending value with work to do on it when it is there."""
+
+    pending: Pending[list[Tensor]] | Pending[Tensor]
+    finish: Callable[..., Tensor]
+
+    def wait(self) -> Tensor:
+        return self.finish(self.pending.wait())
+
+
+class AllToAll:
+    """Sends pieces of partials with their LSE, and merges at the receiver in float32.
+
+    Args:
+        group: the DCP group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def start(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
+        """See `Exchange.start`."""
+        head_dim = out.shape[-1]
+        parts = [_packed(out, lse, piece) for piece in pieces]
+        mine = pieces[self._group.rank]
+        num_rows = lse[mine.rows].shape[0]
+        arriving = parts[self._group.rank].numel()  # everybody sends as much of my piece as I have
+
+        def finish(packed: list[Tensor]) -> Tensor:
+            unpacked = [_unpacked(p, num_rows, mine, head_dim, out.dtype) for p in packed]
+            weights, _ = shard_weights(torch.stack([m for _, m in unpacked]))  # [W, n, heads]
+            merged = weighted_sum(
+                torch.stack([o for o, _ in unpacked]),  # [W, n, c]
+                weights[..., _head_of_column(mine, head_dim, out.device)],
+            )
+            return merged.to(out.dtype)
+
+        return _Then(self._group.all_to_all(parts, [arriving] * self._group.size), finish)
+
+
+class GatherScatter:
+    """Gathers LSEs, rescales partials to the whole softmax, and reduce-scatters them in float32.
+
+    Args:
+        group: the DCP group.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def start(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
+        """See `Exchange.start`."""
+        rows = lse.shape[0]
+        gathered = self._group.all_gather(lse, [rows] * self._group.size).wait()
+        weights, _ = shard_weights(gathered.view(self._group.size, *lse.shape))
+        share = weighted_sum(out[None], weights[self._group.rank, ..., None][None])  # [R, H, D] float32
+        parts = [_part(share, piece).flatten() for piece in pieces]
+        mine = pieces[self._group.rank]
+        shape = (lse[mine.rows].shape[0], mine.columns.size)
+        return _Then(
+            self._group.reduce_scatter(torch.cat(parts), [p.numel() for p in parts]),
+            lambda flat: flat.view(shape).to(out.dtype),
+        )
+
+
+def make_exchange(name: str, group: Group) -> Exchange:
+    """The exchange that `--dcp-comm-backend` names, `a2a` or `ag_rs`."""
+    exchanges: dict[str, Callable[[Group], Exchange]] = {"a2a": AllToAll, "ag_rs": GatherScatter}
+    return exchanges[name](group)
+
+
+def _part(out: Tensor, piece: Piece) -> Tensor:
+    """[n, c]: a piece of [R, H, D]."""
+    return out[piece.rows].flatten(1)[:, piece.columns.start : piece.columns.stop]
+
+
+def _packed(out: Tensor, lse: Tensor, piece: Piece) -> Tensor:
+    """A piece of partials and their LSE as bytes, so that one message carries both."""
+    heads = piece.heads(out.shape[-1])
+    part_lse = lse[piece.rows][:, heads.start : heads.stop]
+    packed = torch.cat([_bytes(part_lse), _bytes(_part(out, piece))])
+    return pad(packed, (0, -packed.numel() % LSE_BYTES))  # the next message begins on a float again
+
+
+def _unpacked(
+    packed: Tensor, rows: int, piece: Piece, head_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """([n, c], [n, heads]) out of what `_packed` made of the same piece on another rank."""
+    heads, width = piece.heads(head_dim).size, piece.columns.size
+    lse_end = rows * heads * LSE_BYTES
+    out = packed[lse_end : lse_end + rows * width * dtype.itemsize].view(dtype)
+    return out.view(rows, width), packed[:lse_end].view(torch.float32).view(rows, heads)
+
+
+def _bytes(x: Tensor) -> Tensor:
+    return x.contiguous().flatten().view(torch.uint8)
+
+
+def _head_of_column(piece: Piece, head_dim: int, device: torch.device) -> Tensor:
+    """[c]: for each column of a piece, which of the piece's heads it belongs to."""
+    columns = torch.arange(piece.columns.start, piece.columns.stop, device=device)
+    return columns // head_dim - piece.heads(head_dim).start

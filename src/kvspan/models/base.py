@@ -1,0 +1,92 @@
+"""What every model is given and what it must offer. Knows no loader and no scheduler."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvspan.attention.contract import Kernel, KeyIndex
+from kvspan.attention.kv_store import KvStore, Writes
+from kvspan.comm.group import Group
+from kvspan.layers.linear import Storage
+from kvspan.layers.parameter import Target
+from kvspan.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one step as tensors, the same on all ranks but for what lives where.
+
+    Args:
+        token_ids: [R] int64.
+        positions: [R] int64, place of each token in its sequence.
+        writes: rows whose key and value this rank stores, and where.
+        keys: which of this rank's keys each row sees.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    writes: Writes
+    keys: KeyIndex
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """What a model is built with on one rank.
+
+    Args:
+        topology: the grid of ranks.
+        rank: this rank in the world.
+        tp: ranks that share FFN, embedding and head.
+        dcp: ranks that share sequences.
+        exchange: how partial results meet, `a2a` or `ag_rs`.
+        replicate_q: whether each rank projects all queries of its DCP group, or a part, gathered.
+        kernel: attention over this rank's shard.
+        block_size: B.
+        storage: dtype of weights and activations, and the device of everything.
+        kv_dtype: of cached keys and values.
+    """
+
+    topology: Topology
+    rank: int
+    tp: Group
+    dcp: Group
+    exchange: str
+    replicate_q: bool
+    kernel: Kernel
+    block_size: int
+    storage: Storage
+    kv_dtype: torch.dtype
+
+
+class Model(Protocol):
+    """A decoder, or the part of it that one rank keeps."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Runs the rows of a step.
+
+        Returns:
+            [R, hidden_size], the final hidden states, whole on every rank.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
+        ...
+
+    def weight_targets(self) -> dict[str, Target]:
+        """Checkpoint name -> where it goes on this rank. Complete: other names are errors."""
+        ...
+
+    def ignored_weights(self) -> frozenset[str]:
+        """Checkpoint names that may be there and are not needed."""
+        ...
+
+    def kv_stores(self) -> list[KvStore]:
+        """The cache of each layer, to be allocated once its size is known."""
+        ...
+
+    def parameters_by_name(self) -> dict[str, Tensor]:
+        """Every parameter, by the dotted name that targets use."""
+        ...

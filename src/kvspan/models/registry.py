@@ -1,0 +1,29 @@
+"""Which architecture is built by what. A new dense model is one short file and one line here."""
+
+from collections.abc import Callable
+
+from kvspan.config.model import ModelConfig
+from kvspan.errors import ModelError
+from kvspan.models.base import Model, RankContext
+from kvspan.models.llama import llama
+from kvspan.models.qwen2 import qwen2
+from kvspan.models.qwen3 import qwen3
+
+BUILDERS: dict[str, Callable[[ModelConfig, RankContext], Model]] = {
+    "LlamaForCausalLM": llama,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen3ForCausalLM": qwen3,
+}
+"""Hugging Face class name -> builder."""
+
+
+def build_model(config: ModelConfig, context: RankContext) -> Model:
+    """One rank's part of a model, its parameters not filled yet.
+
+    Raises:
+        ModelError: the architecture is not known; the sentence lists those that are.
+    """
+    builder = BUILDERS.get(config.architecture)
+    if builder is None:
+        raise ModelError(f"Unknown architecture {config.architecture} (has {', '.join(BUILDERS)}).")
+    return builder(config, context)

@@ -1,0 +1,123 @@
+"""Inputs of operators, for tests and benchmarks alike. A case's `str` reads like a sentence."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvspan.attention.contract import KeyIndex, Need
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """One sequence's rows in a step, on one rank.
+
+    Args:
+        first: first visible local key of each row.
+        last: one past the last visible local key of each row.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCase:
+    """Partial attention over one rank's shard.
+
+    Args:
+        name: what is special about it.
+        heads: (query heads, KV heads).
+        head_dim: D.
+        block_size: B.
+        dtype: of queries, keys and values.
+        sequences: rows and what they see.
+        seed: of the random inputs.
+    """
+
+    name: str
+    heads: tuple[int, int]
+    head_dim: int
+    block_size: int
+    dtype: torch.dtype
+    sequences: tuple[SequenceRows, ...]
+    seed: int = 0
+
+    def __str__(self) -> str:
+        heads, kv_heads = self.heads
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.name}-gqa{heads}x{kv_heads}-hd{self.head_dim}-B{self.block_size}-{dtype}"
+
+    @property
+    def need(self) -> Need:
+        """What a kernel must be able to do."""
+        return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=self.head_dim)
+
+    def inputs(self, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, KeyIndex, float]:
+        """Arguments of a `contract.Kernel`. Slots that no row may see hold NaN."""
+        generator = torch.Generator().manual_seed(self.seed)
+        counts = [-(-max(s.last, default=0) // self.block_size) for s in self.sequences]
+        num_blocks = sum(counts) + 3
+        order = torch.randperm(num_blocks, generator=generator)
+        heads, kv_heads = self.heads
+        shape = (num_blocks, kv_heads, self.block_size, self.head_dim)
+        keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in range(2))
+        starts = np.cumsum([0, *counts])
+        tables = [order[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        for sequence, table in zip(self.sequences, tables, strict=True):
+            for token in range(max(sequence.last, default=0)):
+                place = (table[token // self.block_size], slice(None), token % self.block_size)
+                for cache in (keys, values):
+                    content = torch.randn(kv_heads, self.head_dim, generator=generator)
+                    cache[place] = content.to(self.dtype)
+        starts = np.cumsum([0, *(len(s.last) for s in self.sequences)]).tolist()
+        query = torch.randn(starts[-1], heads, self.head_dim, generator=generator).to(self.dtype)
+        index = KeyIndex(
+            row_starts=tuple(starts),
+            tables=tuple(table.to(device) for table in tables),
+            first=np.array([f for s in self.sequences for f in s.first], dtype=np.int64),
+            last=np.array([x for s in self.sequences for x in s.last], dtype=np.int64),
+        )
+        scale = self.head_dim**-0.5
+        return query.to(device), keys.to(device), values.to(device), index, scale
+
+
+def attention_cases() -> Iterator[AttentionCase]:
+    """Cases that every kernel must get right, or refuse."""
+    shapes = (((1, 1), 8), ((4, 4), 16), ((9, 3), 64), ((8, 1), 32), ((6, 2), 80))
+    for name, sequences in _ROWS.items():
+        for heads, head_dim in shapes:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                yield AttentionCase(
+                    name=name,
+                    heads=heads,
+                    head_dim=head_dim,
+                    block_size=8,
+                    dtype=dtype,
+                    sequences=sequences,
+                )
+
+
+def _decode(*lens: int) -> tuple[SequenceRows, ...]:
+    return tuple(SequenceRows((0,), (n,)) for n in lens)
+
+
+def _rows(last: Sequence[int], first: Sequence[int] | None = None) -> SequenceRows:
+    return SequenceRows(tuple(first or [0] * len(last)), tuple(last))
+
+
+_ROWS: dict[str, tuple[SequenceRows, ...]] = {
+    "decode": _decode(1, 65, 8, 40),
+    "empty-shards": _decode(0, 5, 0),
+    "all-empty": _decode(0, 0),
+    "no-rows": (),
+    "causal-chunk": (_rows(range(1, 38)),),
+    "chunk-over-context": (_rows(range(51, 70)), _rows([3])),
+    "interleaved-bounds": (_rows([5, 5, 5, 6, 6, 6, 6, 7]),),  # W=4: rows 17..24 on rank 0
+    "first-rows-see-nothing": (_rows([0, 0, 0, 1, 2, 3]), _rows([0, 0])),
+    "window": (_rows(range(10, 20), first=range(6, 16)),),
+    "window-of-nothing": (_rows([4, 9, 9], first=[4, 5, 9]),),
+    "mixed": (_rows([70]), _rows(range(1, 20)), _rows([0]), _rows([30, 31, 32])),
+}
