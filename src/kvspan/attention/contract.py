@@ -5,7 +5,9 @@ this rank's blocks hold the sequence. That covers one decode token, a prefill ch
 speculative rows, a sliding window (only `first` moves) and a shard that holds nothing (first = last).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +38,11 @@ class KeyIndex:
     def num_rows(self) -> int:
         """R, query rows of the step."""
         return self.row_starts[-1]
+
+    def sequences(self) -> Iterator[tuple[slice, Tensor]]:
+        """The rows and the blocks of each sequence."""
+        for (start, stop), table in zip(pairwise(self.row_starts), self.tables, strict=True):
+            yield slice(start, stop), table
 
 
 class Kernel(Protocol):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -64,8 +65,7 @@ class AttentionCase:
         heads, kv_heads = self.heads
         shape = (num_blocks, kv_heads, self.block_size, self.head_dim)
         keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in range(2))
-        starts = np.cumsum([0, *counts])
-        tables = [order[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        tables = [order[a:b] for a, b in pairwise(np.cumsum([0, *counts]))]
         for sequence, table in zip(self.sequences, tables, strict=True):
             for token in range(max(sequence.last, default=0)):
                 place = (table[token // self.block_size], slice(None), token % self.block_size)

@@ -37,13 +37,13 @@ class FusedKernel:
         """See `contract.Kernel`."""
         out = torch.zeros_like(query)
         lse = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
-        for a, b, table in zip(index.row_starts, index.row_starts[1:], index.tables, strict=False):
-            num_keys = int(index.last[a:b].max(initial=0))
+        for rows, table in index.sequences():
+            num_keys = int(index.last[rows].max(initial=0))
             if num_keys == 0:  # the fused operators divide by the number of keys
                 continue
             k, v = (_dense(blocks, table, num_keys) for blocks in (keys, values))
-            for rows in _tiles(a, b, num_keys, query.shape[1] // keys.shape[1]):
-                self._tile(query, k, v, index, rows, scale, out, lse)
+            for tile in _tiles(rows, num_keys, query.shape[1] // keys.shape[1]):
+                self._tile(query, k, v, index, tile, scale, out, lse)
         return out, lse
 
     @staticmethod
@@ -87,11 +87,11 @@ def _dense(blocks: Tensor, table: Tensor, num_keys: int) -> Tensor:
     return used.transpose(0, 1).reshape(kv_heads, -1, dim)[:, :num_keys]
 
 
-def _tiles(start: int, stop: int, num_keys: int, group: int) -> Iterator[slice]:
-    """Cuts rows [start, stop) so that a tile's mask stays small."""
+def _tiles(rows: slice, num_keys: int, group: int) -> Iterator[slice]:
+    """Cuts a sequence's rows so that a tile's mask stays small."""
     size = max(min(TILE_ROWS, MASK_ELEMENTS // num_keys) // group, 1)
-    for a in range(start, stop, size):
-        yield slice(a, min(a + size, stop))
+    for start in range(rows.start, rows.stop, size):
+        yield slice(start, min(start + size, rows.stop))
 
 
 def _mask(first: Bounds, last: Bounds, num_keys: int, q: Tensor) -> Tensor | None:

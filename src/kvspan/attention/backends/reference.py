@@ -19,8 +19,8 @@ class ReferenceKernel:
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
         parts = [
-            self._sequence(query[a:b], keys, values, index, slice(a, b), table, scale)
-            for a, b, table in zip(index.row_starts, index.row_starts[1:], index.tables, strict=False)
+            self._sequence(query[rows], keys, values, index, rows, table, scale)
+            for rows, table in index.sequences()
         ]
         out = torch.cat([query.new_zeros(0, query.shape[1], values.shape[-1]), *(o for o, _ in parts)])
         lse = torch.cat([torch.zeros(0, query.shape[1], device=query.device), *(m for _, m in parts)])
