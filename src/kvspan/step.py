@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from kvspan.request import SamplingParams
 
@@ -31,6 +33,16 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
+
+
+def pack_tokens(tokens: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32: a 100K-token prompt crosses as 400 KB and one copy."""
+    return np.asarray(tokens, dtype="<i4").tobytes()
+
+
+def unpack_tokens(packed: bytes) -> NDArray[np.int32]:
+    """[n] int32, read-only: the inverse of `pack_tokens`."""
+    return np.frombuffer(packed, dtype="<i4").astype(np.int32, copy=False)
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

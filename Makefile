@@ -1,0 +1,53 @@
+# Everything a newcomer or CI calls. `make demo` and `make test` need Python 3.11+, make and a C++ compiler.
+PYTHON ?= python3
+VENV ?= .venv
+# The CPU build; a plain `torch` would pull gigabytes of CUDA. On a GPU machine: make setup TORCH=torch
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# Several ranks share the cores: one thread each, unless a command asks for more.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-all lint fmt clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## make .venv with kvspan, its tools and the SmolLM2-135M weights
+
+$(STAMP): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "kvspan needs Python 3.11 or newer: make setup PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
+		|| { echo "kvspan needs Python's venv module (Debian: apt install python3-venv)"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null \
+		|| { echo "kvspan needs a C++ compiler (Debian: apt install g++), or CXX=/path/to/one"; exit 1; }
+	@echo "Setting up $(VENV): about 1 GB and a few minutes, once."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@$(BIN)/kvspan fetch smollm2-135m
+	@touch $@
+
+demo: setup ## ask SmolLM2-135M about a 6,700-token document, its KV cache spread over 2 ranks
+	@$(BIN)/kvspan demo --tensor-parallel-size 2 --decode-context-parallel-size 2
+
+test: setup ## every test but the full matrices; under 10 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: setup ## the full matrices and faults too; under 50 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: setup ## format, lint, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: setup ## put the code in shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove what setup and the tools made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

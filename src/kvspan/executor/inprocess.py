@@ -1,0 +1,123 @@
+"""Ranks as threads of this process: one rank in production, any number in tests.
+
+A rank has a thread of its own, so that `submit` returns at once here as it does with processes.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import BrokenBarrierError
+from typing import Protocol, TypeVar
+
+import torch
+
+from kvspan.comm.group import World
+from kvspan.comm.local import local_worlds
+from kvspan.errors import EngineDeadError
+from kvspan.step import RankReport, Step, StepResult
+
+T = TypeVar("T")
+
+
+class RankWorker(Protocol):
+    """What a rank does; see `worker.worker.Worker`."""
+
+    def load(self) -> RankReport:
+        """Loads this rank's weights."""
+        ...
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Makes room for `num_blocks` blocks."""
+        ...
+
+    def execute(self, step: Step) -> StepResult:
+        """Does a step."""
+        ...
+
+
+class InProcessExecutor:
+    """Fulfils `step.Executor` with threads.
+
+    Args:
+        world_size: ranks.
+        make_worker: builds a rank's worker from its world, on the rank's own thread.
+        num_threads: threads that torch may use in each rank.
+    """
+
+    def __init__(
+        self, *, world_size: int, make_worker: Callable[[World], RankWorker], num_threads: int = 1
+    ) -> None:
+        self.world_size = world_size
+        self._make_worker = make_worker
+        self._num_threads = num_threads
+        self._worlds = local_worlds(world_size)
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"kvspan-rank-{rank}") for rank in range(world_size)
+        ]
+        self._workers: list[RankWorker] = []
+        self._step: list[Future[StepResult]] = []
+        self._dead: str | None = None
+
+    def start(self) -> Sequence[RankReport]:
+        """Builds the workers and loads the weights; one report a rank."""
+        self._workers = self._settle(
+            [thread.submit(self._make, world) for thread, world in self._pairs()]
+        )
+        return self._settle(
+            [t.submit(w.load) for t, w in zip(self._threads, self._workers, strict=True)]
+        )
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Makes every rank allocate `num_blocks` blocks."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        self._settle([t.submit(w.allocate_cache, num_blocks) for t, w in pairs])
+
+    def submit(self, step: Step) -> None:
+        """Gives the step to every rank."""
+        self._refuse_if_dead()
+        pairs = zip(self._threads, self._workers, strict=True)
+        self._step = [t.submit(w.execute, step) for t, w in pairs]
+
+    def collect(self) -> StepResult:
+        """Waits for the step under way; rank 0's result.
+
+        Raises:
+            EngineDeadError: a rank failed.
+        """
+        self._refuse_if_dead()
+        try:
+            return self._settle(self._step)[0]
+        except Exception as failure:
+            self._dead = f"A rank failed: {failure!r}."
+            self.shutdown()
+            raise EngineDeadError(self._dead) from failure
+
+    def shutdown(self) -> None:
+        """Ends the threads."""
+        self._worlds[0].abort()
+        for thread in self._threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    def _pairs(self) -> list[tuple[ThreadPoolExecutor, World]]:
+        return list(zip(self._threads, self._worlds, strict=True))
+
+    def _make(self, world: World) -> RankWorker:
+        torch.set_num_threads(self._num_threads)  # holds for the calling thread
+        return self._make_worker(world)
+
+    def _settle(self, futures: Sequence[Future[T]]) -> list[T]:
+        """Every rank's result, or the first failure that another rank's did not merely cause."""
+        for future in futures:
+            future.add_done_callback(self._abort_if_failed)
+        failures = [f.exception() for f in futures if f.exception() is not None]
+        for failure in sorted(failures, key=lambda e: isinstance(e, BrokenBarrierError)):
+            assert failure is not None
+            raise failure
+        return [future.result() for future in futures]
+
+    def _abort_if_failed(self, future: Future[T]) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            self._worlds[0].abort()
+
+    def _refuse_if_dead(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)

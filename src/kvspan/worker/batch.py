@@ -1,0 +1,134 @@
+"""Step -> tensors: what a rank remembers of each request, and the batch that a step makes of it.
+
+Knows tables, slots and rows. Knows no model and no sampler.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvspan.attention.contract import KeyIndex
+from kvspan.attention.kv_store import Writes
+from kvspan.cache.table import RankTable
+from kvspan.layout import NO_SLOT
+from kvspan.models.base import Batch
+from kvspan.request import SamplingParams
+from kvspan.step import NewRequest, Row, Step, unpack_tokens
+
+
+class TokenBuffer:
+    """Token ids that grow at the end, without a copy of all at each."""
+
+    def __init__(self, tokens: NDArray[np.int32]) -> None:
+        self._buffer = tokens.copy()
+        self._length = len(tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Appends tokens."""
+        end = self._length + len(tokens)
+        if end > len(self._buffer):
+            self._buffer = np.resize(self._buffer, max(end, 2 * len(self._buffer)))
+        self._buffer[self._length : end] = tokens
+        self._length = end
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """[length] int32, a view."""
+        return self._buffer[: self._length]
+
+
+@dataclass(slots=True)
+class RequestMirror:
+    """What a rank remembers of a request.
+
+    Args:
+        tokens: prompt and output so far.
+        num_prompt_tokens: how many of them are the prompt.
+        params: what the sampler needs.
+        seed: of its random stream.
+        table: where its tokens live on this rank.
+    """
+
+    tokens: TokenBuffer
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    table: RankTable
+
+    @classmethod
+    def of(cls, new: NewRequest, table: RankTable) -> "RequestMirror":
+        """The mirror of a request that has just become known."""
+        tokens = TokenBuffer(unpack_tokens(new.tokens))
+        return cls(tokens, new.num_prompt_tokens, new.params, new.seed, table)
+
+
+class Mirrors:
+    """Every request that this rank knows of.
+
+    Args:
+        new_table: makes the empty table of a request on this rank.
+    """
+
+    def __init__(self, new_table: Callable[[], RankTable]) -> None:
+        self._new_table = new_table
+        self._by_id: dict[int, RequestMirror] = {}
+
+    def __getitem__(self, request_id: int) -> RequestMirror:
+        return self._by_id[request_id]
+
+    def learn(self, step: Step) -> None:
+        """Takes in what a step tells of requests, before its rows are worked on."""
+        for request_id in step.ended:
+            self._by_id.pop(request_id, None)
+        for new in step.new:
+            self._by_id[new.request_id] = RequestMirror.of(new, self._new_table())
+        for row in step.rows:
+            mirror = self._by_id[row.request_id]
+            mirror.tokens.extend(row.new_tokens)
+            mirror.table.append(row.new_units)
+
+
+def build_batch(
+    rows: Sequence[Row], mirrors: Mirrors, *, block_size: int, device: torch.device
+) -> Batch:
+    """The tensors of a step's rows on this rank."""
+    spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
+    known = [mirrors[row.request_id] for row in rows]
+    bounds = [m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)]
+    last = _joined(bounds)
+    return Batch(
+        token_ids=_tensor(
+            [m.tokens.tokens[r.start : r.start + r.num_tokens] for m, r in zip(known, rows, strict=True)],
+            device,
+        ),
+        positions=_tensor(spans, device),
+        writes=_writes(rows, known, block_size=block_size, device=device),
+        keys=KeyIndex(
+            row_starts=tuple(np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()),
+            tables=tuple(_tensor([m.table.blocks], device) for m in known),
+            first=np.zeros_like(last),
+            last=last,
+        ),
+    )
+
+
+def _writes(
+    rows: Sequence[Row], known: Sequence[RequestMirror], *, block_size: int, device: torch.device
+) -> Writes:
+    slots = _joined(
+        [m.table.slots(r.start, r.start + r.num_tokens) for m, r in zip(known, rows, strict=True)]
+    )
+    mine = np.flatnonzero(slots != NO_SLOT)
+    blocks, offsets = np.divmod(slots[mine], block_size)
+    return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))
+
+
+def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+
+
+def _tensor(parts: Sequence[NDArray[np.integer]], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(_joined(parts)).to(device)
