@@ -8,7 +8,7 @@ from typing import Any
 RawConfig = dict[str, Any]
 
 _BASE: RawConfig = {
-    "hidden_size": 48,
+    "hidden_size": 360,  # a multiple of every number of heads here, as transformers wants it
     "intermediate_size": 100,
     "num_hidden_layers": 2,
     "vocab_size": 203,

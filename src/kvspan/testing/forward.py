@@ -1,0 +1,165 @@
+"""A model's forward pass on thread ranks, without engine, scheduler or sampler: for layout tests."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvspan.attention.backends.registry import choose_kernel
+from kvspan.attention.contract import Need
+from kvspan.cache.table import RankTable
+from kvspan.comm.local import LocalWorld
+from kvspan.config.model import parse_model_config
+from kvspan.layers.linear import Storage
+from kvspan.layout import CacheLayout
+from kvspan.loading.apply import apply
+from kvspan.loading.lazy import Checkpoint
+from kvspan.models.base import RankContext
+from kvspan.models.registry import build_model
+from kvspan.request import SamplingParams
+from kvspan.step import NewRequest, Row, Step, pack_tokens
+from kvspan.testing.ranks import Call, CountingWorld, run_ranks
+from kvspan.topology import Topology
+from kvspan.worker.batch import Mirrors, build_batch
+
+BLOCKS_PER_POOL = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardCase:
+    """How a forward pass is spread and cut.
+
+    Args:
+        topology: the grid of ranks.
+        block_size: B.
+        interleave: I.
+        exchange: `a2a` or `ag_rs`.
+        replicate_q: whether queries are projected whole on each rank of a DCP group.
+        chunk: tokens of each sequence computed in a step.
+        dtype: of weights, activations and cache.
+    """
+
+    topology: Topology = field(default_factory=Topology)
+    block_size: int = 8
+    interleave: int = 8
+    exchange: str = "a2a"
+    replicate_q: bool = False
+    chunk: int = 10_000
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        t = self.topology
+        query = "replicate" if self.replicate_q else "gather"
+        chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
+        placement = f"T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
+        return f"{placement}-{self.exchange}-{query}{chunk}"
+
+    @property
+    def layout(self) -> CacheLayout:
+        """How blocks and ranks share a sequence."""
+        return CacheLayout(
+            block_size=self.block_size, dcp_size=self.topology.dcp_size, interleave=self.interleave
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What came of it.
+
+    Args:
+        logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
+        calls: for each rank its collectives, group by group, in order.
+    """
+
+    logits: list[Tensor]
+    calls: list[list[Call]]
+
+
+def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase) -> Forward:
+    """Logits of every token of some sequences, computed together, chunk by chunk.
+
+    Args:
+        checkpoint: config and weights.
+        sequences: token ids; sequences of different lengths share each step.
+        case: how it is spread and cut.
+    """
+    results = run_ranks(
+        case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
+    )
+    return Forward(results[0][0], [calls for _, calls in results])
+
+
+def _rank(
+    world: LocalWorld, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
+) -> tuple[list[Tensor], list[Call]]:
+    torch.set_num_threads(1)
+    config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
+    counting = CountingWorld(world)
+    cpu = torch.device("cpu")
+    need = Need(device="cpu", dtype=case.dtype, head_dim=config.head_dim, value_dim=config.head_dim)
+    model = build_model(
+        config,
+        RankContext(
+            topology=case.topology,
+            rank=world.rank,
+            tp=counting.group(case.topology.tp_groups()),
+            dcp=counting.group(case.topology.dcp_groups()),
+            exchange=case.exchange,
+            replicate_q=case.replicate_q,
+            kernel=choose_kernel(need),
+            block_size=case.block_size,
+            storage=Storage(case.dtype, cpu),
+            kv_dtype=case.dtype,
+        ),
+    )
+    apply(
+        checkpoint, model.weight_targets(), model.parameters_by_name(), ignored=model.ignored_weights()
+    )
+    for store in model.kv_stores():
+        store.allocate(BLOCKS_PER_POOL)
+    dcp_rank = case.topology.dcp_rank(world.rank)
+    mirrors = Mirrors(lambda: RankTable(case.layout, dcp_rank=dcp_rank, blocks_per_pool=BLOCKS_PER_POOL))
+    parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
+    with torch.inference_mode():
+        for step in _steps(sequences, case):
+            mirrors.learn(step)
+            batch = build_batch(step.rows, mirrors, block_size=case.block_size, device=cpu)
+            logits = model.logits(model.forward(batch))
+            ends = np.cumsum([row.num_tokens for row in step.rows])
+            for row, end in zip(step.rows, ends, strict=True):
+                parts[row.request_id].append(logits[end - row.num_tokens : end])
+    calls = [call for group in counting.groups for call in group.calls]
+    return [torch.cat(parts[i]) for i in range(len(sequences))], calls
+
+
+def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:
+    """Chunks of all sequences side by side; units in a scrambled order of blocks, round robin."""
+    units = _scrambled_units(case.layout)
+    new = tuple(
+        NewRequest(i, pack_tokens(tokens), len(tokens), SamplingParams(), 0)
+        for i, tokens in enumerate(sequences)
+    )
+    placed: Mapping[int, list[int]] = {i: [] for i in range(len(sequences))}
+    steps: list[Step] = []
+    for start in range(0, max(map(len, sequences)), case.chunk):
+        rows = []
+        for i, tokens in enumerate(sequences):
+            stop = min(start + case.chunk, len(tokens))
+            if stop > start:
+                needed = case.layout.num_units(stop) - len(placed[i])
+                fresh = [units[(len(placed[i]) + k) % len(units)].pop() for k in range(needed)]
+                placed[i].extend(fresh)
+                rows.append(Row(i, start, stop - start, False, (), tuple(fresh)))
+        steps.append(Step(len(steps), new if not steps else (), tuple(rows), ()))
+    return steps
+
+
+def _scrambled_units(layout: CacheLayout) -> list[list[int]]:
+    """For each pool its units in an order that no formula would give."""
+    generator = np.random.default_rng(5)
+    return [
+        (pool * BLOCKS_PER_POOL + generator.permutation(BLOCKS_PER_POOL)).tolist()
+        for pool in range(layout.num_pools)
+    ]

@@ -1,0 +1,104 @@
+"""Every layout gives one rank's logits, and every rank makes as many collective calls as its neighbours.
+
+The full matrix is slow; the everyday run takes combinations in which every pair of values occurs.
+"""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvspan.loading.resolve import resolve
+from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.tiny import TINY
+from kvspan.testing.tolerance import assert_within
+from kvspan.topology import Topology
+from tests.conftest import SEED
+from tests.layouts.pairwise import pairwise
+
+# (T, W) with a model whose heads allow it; "decoupled" and "copies" both occur.
+LAYOUTS = [
+    ((1, 1), "qwen3"),
+    ((2, 1), "llama-gqa"),
+    ((2, 2), "llama-gqa-9x3"),
+    ((3, 3), "qwen2-mqa-tied"),
+    ((4, 2), "llama-gqa"),
+    ((4, 4), "llama-gqa-9x3"),
+    ((5, 5), "llama-mha-5-tied"),
+    ((6, 6), "qwen2"),
+    ((8, 8), "llama-biases"),
+    ((9, 3), "llama-gqa-9x3"),
+    ((7, 7), "llama3-rope"),
+    ((6, 3), "llama-mqa"),
+]
+INTERLEAVES = [1, 4, 8]
+EXCHANGES = ["a2a", "ag_rs"]
+QUERIES = [False, True]
+CHUNKS = [10_000, 16, 17]
+# 5 tokens leave shards empty on 8 ranks; 1 leaves all but one empty.
+LENGTHS = (5, 1, 66, 118, 33)
+
+Combination = tuple[tuple[tuple[int, int], str], int, str, bool, int]
+AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, CHUNKS)
+EVERYDAY = pairwise(AXES, seed=SEED)
+FULL = [
+    pytest.param(c, marks=() if c in EVERYDAY else pytest.mark.slow) for c in itertools.product(*AXES)
+]
+
+
+def sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+def case_of(combination: Combination) -> ForwardCase:
+    ((tp, dcp), _), interleave, exchange, replicate_q, chunk = combination
+    return ForwardCase(
+        topology=Topology(tp_size=tp, dcp_size=dcp),
+        interleave=interleave,
+        exchange=exchange,
+        replicate_q=replicate_q,
+        chunk=chunk,
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {}
+    for name in {name for _, name in LAYOUTS}:
+        found[name] = tmp_path_factory.mktemp(name)
+        write_checkpoint(found[name], TINY[name], seed=SEED)
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
+    return {
+        name: forward(resolve(str(path)), sequences(), ForwardCase()).logits
+        for name, path in checkpoints.items()
+    }
+
+
+@pytest.mark.parametrize("combination", FULL, ids=lambda c: f"{c[0][1]}-{case_of(c)}")
+def test_a_layout_equals_one_rank(
+    combination: Combination,
+    checkpoints: dict[str, Path],
+    one_rank: dict[str, list[torch.Tensor]],
+) -> None:
+    name = combination[0][1]
+    result = forward(resolve(str(checkpoints[name])), sequences(), case_of(combination))
+    for got, wanted in zip(result.logits, one_rank[name], strict=True):
+        assert torch.equal(got.argmax(-1), wanted.argmax(-1))
+        logprobs, wanted_logprobs = got.log_softmax(-1), wanted.log_softmax(-1)
+        assert_within(logprobs, wanted_logprobs, "logprobs", torch.float32)
+    ops = [[call.op for call in calls] for calls in result.calls]
+    assert all(of_rank == ops[0] for of_rank in ops)
+
+
+def test_the_everyday_run_covers_every_pair() -> None:
+    for a, b in itertools.combinations(range(len(AXES)), 2):
+        met = {(str(c[a]), str(c[b])) for c in EVERYDAY}
+        assert len(met) == len(AXES[a]) * len(AXES[b])
+    assert len(EVERYDAY) < len(FULL) / 4
