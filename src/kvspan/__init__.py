@@ -1,1 +1,45 @@
-"""kvspan: a long-context inference engine whose KV cache spans devices."""
+"""kvspan: a long-context inference engine whose KV cache spans devices.
+
+Names only, loaded when they are first used: `import kvspan.cost` must not load torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvspan.engine.llm import LLM
+    from kvspan.errors import (
+        ConfigError,
+        EngineDeadError,
+        KvspanError,
+        LayoutError,
+        ModelError,
+        RequestError,
+    )
+    from kvspan.request import CompletionOutput, RequestOutput, SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "SamplingParams",
+    "RequestOutput",
+    "CompletionOutput",
+    "KvspanError",
+    "ConfigError",
+    "LayoutError",
+    "ModelError",
+    "RequestError",
+    "EngineDeadError",
+]
+
+_ROOMS = {
+    "LLM": "kvspan.engine.llm",
+    **dict.fromkeys(("SamplingParams", "RequestOutput", "CompletionOutput"), "kvspan.request"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(importlib.import_module(_ROOMS.get(name, "kvspan.errors")))[name]

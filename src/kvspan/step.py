@@ -41,8 +41,8 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> NDArray[np.int32]:
-    """[n] int32, read-only: the inverse of `pack_tokens`."""
-    return np.frombuffer(packed, dtype="<i4").astype(np.int32, copy=False)
+    """[n] int32: the inverse of `pack_tokens`."""
+    return np.frombuffer(packed, dtype="<i4").astype(np.int32)
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):

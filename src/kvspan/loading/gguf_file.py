@@ -1,8 +1,8 @@
 """The GGUF container: metadata and where each tensor's bytes lie. Knows no model and no names.
 
 Written after the specification, https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf`
-package has a reader too, which makes an array of every token of the vocabulary: 2.6 s for 49 thousand
-tokens, on every rank, where this one takes 0.1 s.
+package has a reader too, but it makes a numpy array of every token and merge of the vocabulary, which
+takes every rank seconds; reading them as strings takes a tenth of that.
 """
 
 import mmap

@@ -17,13 +17,21 @@ BUILDERS: dict[str, Callable[[ModelConfig, RankContext], Model]] = {
 """Hugging Face class name -> builder."""
 
 
-def build_model(config: ModelConfig, context: RankContext) -> Model:
-    """One rank's part of a model, its parameters not filled yet.
+def check_architecture(config: ModelConfig) -> None:
+    """Refuses a model that nobody here can build, before any rank is started.
 
     Raises:
         ModelError: the architecture is not known; the sentence lists those that are.
     """
-    builder = BUILDERS.get(config.architecture)
-    if builder is None:
+    if config.architecture not in BUILDERS:
         raise ModelError(f"Unknown architecture {config.architecture} (has {', '.join(BUILDERS)}).")
-    return builder(config, context)
+
+
+def build_model(config: ModelConfig, context: RankContext) -> Model:
+    """One rank's part of a model, its parameters not filled yet.
+
+    Raises:
+        ModelError: the architecture is not known.
+    """
+    check_architecture(config)
+    return BUILDERS[config.architecture](config, context)

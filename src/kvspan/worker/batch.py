@@ -12,32 +12,12 @@ from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
 from kvspan.attention.kv_store import Writes
+from kvspan.cache.grown import Grown
 from kvspan.cache.table import RankTable
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
-
-
-class TokenBuffer:
-    """Token ids that grow at the end, without a copy of all at each."""
-
-    def __init__(self, tokens: NDArray[np.int32]) -> None:
-        self._buffer = tokens.copy()
-        self._length = len(tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Appends tokens."""
-        end = self._length + len(tokens)
-        if end > len(self._buffer):
-            self._buffer = np.resize(self._buffer, max(end, 2 * len(self._buffer)))
-        self._buffer[self._length : end] = tokens
-        self._length = end
-
-    @property
-    def tokens(self) -> NDArray[np.int32]:
-        """[length] int32, a view."""
-        return self._buffer[: self._length]
 
 
 @dataclass(slots=True)
@@ -52,7 +32,7 @@ class RequestMirror:
         table: where its tokens live on this rank.
     """
 
-    tokens: TokenBuffer
+    tokens: Grown[np.int32]
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
@@ -61,7 +41,7 @@ class RequestMirror:
     @classmethod
     def of(cls, new: NewRequest, table: RankTable) -> "RequestMirror":
         """The mirror of a request that has just become known."""
-        tokens = TokenBuffer(unpack_tokens(new.tokens))
+        tokens = Grown(unpack_tokens(new.tokens))
         return cls(tokens, new.num_prompt_tokens, new.params, new.seed, table)
 
 
@@ -101,7 +81,10 @@ def build_batch(
     last = _joined(bounds)
     return Batch(
         token_ids=_tensor(
-            [m.tokens.tokens[r.start : r.start + r.num_tokens] for m, r in zip(known, rows, strict=True)],
+            [
+                m.tokens.values[r.start : r.start + r.num_tokens]
+                for m, r in zip(known, rows, strict=True)
+            ],
             device,
         ),
         positions=_tensor(spans, device),

@@ -4,10 +4,8 @@ A worker obeys and decides nothing: what it computes, and which collectives it m
 step alone, so its neighbours do the same by construction.
 """
 
-from collections.abc import Iterator, Sequence
-
+import psutil
 import torch
-from torch import Tensor
 
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
@@ -17,11 +15,107 @@ from kvspan.config.resolved import Resolved
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import Model, RankContext
+from kvspan.models.base import RankContext
 from kvspan.models.registry import build_model
-from kvspan.sampling.sampler import Sampler, SamplingRow
-from kvspan.step import RankReport, Row, Sampled, Step, StepResult
+from kvspan.sampling.sampler import Sampler
+from kvspan.step import RankReport, Step, StepResult
 from kvspan.worker.batch import Mirrors, build_batch
+from kvspan.worker.output import Outputs
 
-LOGIT_ROWS = 256
-"""Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
+
+class Worker:
+    """Fulfils a rank's side of `step.Executor`.
+
+    Args:
+        resolved: what will run.
+        world: all ranks; the worker makes its groups from it.
+    """
+
+    def __init__(self, resolved: Resolved, world: World) -> None:
+        self._resolved, self._rank = resolved, world.rank
+        self._device = rank_device(resolved.device, world.rank)
+        self._model = build_model(resolved.model_config, _context(resolved, world, self._device))
+        self._outputs = Outputs(
+            self._model,
+            Sampler(),
+            eos_token_ids=resolved.model_config.eos_token_ids,
+            is_speaker=world.rank == 0,
+        )
+        self._mirrors = Mirrors(self._no_table)
+
+    def load(self) -> RankReport:
+        """Loads this rank's part of the weights."""
+        model, resolved = self._model, self._resolved
+        checkpoint = resolve(resolved.model, resolved.load_format, seed=resolved.seed)
+        parameters = model.parameters_by_name()
+        apply(checkpoint, model.weight_targets(), parameters, ignored=model.ignored_weights())
+        return RankReport(
+            rank=self._rank,
+            weight_bytes=sum(p.numel() * p.itemsize for p in parameters.values()),
+            free_bytes=_free_bytes(self._device),
+            kv_bytes_per_token=sum(store.bytes_per_token for store in model.kv_stores()),
+        )
+
+    def allocate_cache(self, num_blocks: int) -> None:
+        """Makes room for `num_blocks` blocks in each layer; requests known so far are forgotten."""
+        for store in self._model.kv_stores():
+            store.allocate(num_blocks)
+        layout = self._resolved.cache_layout
+        dcp_rank = self._resolved.topology.dcp_rank(self._rank)
+        self._mirrors = Mirrors(lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks))
+
+    @torch.inference_mode()
+    def execute(self, step: Step) -> StepResult:
+        """Does a step; the result is whole on rank 0 alone."""
+        self._mirrors.learn(step)
+        if not step.rows:  # it only told who has ended
+            return StepResult(step.step_id, ())
+        batch = build_batch(
+            step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
+        )
+        hidden = self._model.forward(batch)
+        return StepResult(step.step_id, self._outputs.of(step.rows, self._mirrors, hidden))
+
+    def close(self) -> None:
+        """Gives the memory back."""
+        for store in self._model.kv_stores():
+            store.allocate(0)
+
+    @staticmethod
+    def _no_table() -> RankTable:
+        raise AssertionError("a request came before the cache was allocated")
+
+
+def _context(resolved: Resolved, world: World, device: torch.device) -> RankContext:
+    topology, config = resolved.topology, resolved.model_config
+    kv_dtype = torch_dtype(resolved.kv_dtype)
+    need = Need(device=device.type, dtype=kv_dtype, head_dim=config.head_dim, value_dim=config.head_dim)
+    return RankContext(
+        topology=topology,
+        rank=world.rank,
+        tp=world.group(topology.tp_groups()),
+        dcp=world.group(topology.dcp_groups()),
+        exchange=resolved.exchange,
+        replicate_q=resolved.replicate_q,
+        kernel=choose_kernel(need),
+        block_size=resolved.block_size,
+        storage=Storage(torch_dtype(resolved.dtype), device),
+        kv_dtype=kv_dtype,
+    )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a config's name for it."""
+    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    return dtypes[name]
+
+
+def rank_device(kind: str, rank: int) -> torch.device:
+    """The device of a rank: on CUDA, ranks go round the GPUs of the host."""
+    return torch.device(kind, rank % torch.cuda.device_count()) if kind == "cuda" else torch.device(kind)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -1,0 +1,123 @@
+"""The options of an engine as command-line flags. Knows argparse; knows no command.
+
+A flag's value is kept as the text that was typed and a flag that was not typed is not there at all, so
+the readers of `config.options` see what they would see in a file, and typed flags win over the file.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kvspan.config.absent import refuse_unknown
+from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig, read_yaml
+from kvspan.config.options import Option, as_flag, canonical
+from kvspan.errors import ConfigError
+
+
+class FlagParser(argparse.ArgumentParser):
+    """A parser that refuses with a `ConfigError`: one sentence, for the command to print and exit 2.
+
+    Flags may be spelled with underscores, and must be spelled out.
+    """
+
+    def parse_known_args(  # also what a parser of commands calls on the command's own parser
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Like the parser it extends, but nothing is left over.
+
+        Raises:
+            ConfigError: a flag is unknown, lacks its value, or has one too many.
+        """
+        self.allow_abbrev = False
+        typed = _with_dashes(sys.argv[1:] if args is None else list(args))
+        found, left = super().parse_known_args(typed, namespace)
+        for text in left:
+            if text.startswith("-") and text != "--":
+                raise refuse_unknown(text.split("=")[0], list(self._option_string_actions))
+        if left:
+            raise ConfigError(f"Unexpected argument {left[0]}: see `{self.prog} --help`.")
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Refuses what argparse refuses."""
+        raise ConfigError(f"{message[:1].upper()}{message[1:]} (see `{self.prog} --help`).")
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
+    """Adds every option of an engine, under its heading, and `--config FILE.yaml`.
+
+    Args:
+        parser: of a command.
+        positional_model: whether the model may also be named without `--model`.
+    """
+    if positional_model:
+        parser.add_argument(
+            "model", nargs="?", default=argparse.SUPPRESS, metavar="MODEL", help="the same as --model"
+        )
+    parser.add_argument(
+        "--config", metavar="FILE.yaml", type=Path, help="options in a file; typed ones win over it"
+    )
+    for heading, options in groupby(ENGINE_OPTIONS, key=lambda option: option.group):
+        group = parser.add_argument_group(heading)
+        for option in options:
+            _add_flag(group, option)
+
+
+def engine_config(
+    arguments: argparse.Namespace, *, defaults: Mapping[str, Any] | None = None
+) -> EngineConfig:
+    """What a command line asks, together with its `--config` file.
+
+    Args:
+        arguments: parsed by a parser that `add_engine_flags` has extended; more may be in it.
+        defaults: options of the command itself, which both win over.
+
+    Raises:
+        ConfigError: an option is unknown, or a value is not one that it takes.
+    """
+    typed = vars(arguments)
+    file = read_yaml(typed["config"]) if typed["config"] is not None else {}
+    names = {option.name for option in ENGINE_OPTIONS}
+    flags = {name: value for name, value in typed.items() if name in names}
+    return EngineConfig.from_mapping(
+        {**(defaults or {}), **canonical(file, ENGINE_OPTIONS), **flags},
+    )
+
+
+def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+    spellings = [*([option.short] if option.short else []), option.flag]
+    spellings += [as_flag(alias) for alias in option.aliases]
+    shown = f"{option.help} (default: {option.shown_default})".replace("%", "%%")
+    if option.kind.switch:
+        group.add_argument(
+            *spellings,
+            dest=option.name,
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=shown,
+        )
+        return
+    group.add_argument(
+        *spellings,
+        dest=option.name,
+        default=argparse.SUPPRESS,
+        metavar=option.kind.metavar,
+        nargs="?" if option.kind.bare else None,
+        const=option.kind.bare,
+        help=shown,
+    )
+
+
+def _with_dashes(arguments: Sequence[str]) -> list[str]:
+    """`--a_b=c_d` as `--a-b=c_d`, up to a lone `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    flags = [_dashed(text) if text.startswith("--") else text for text in arguments[:end]]
+    return flags + list(arguments[end:])
+
+
+def _dashed(flag: str) -> str:
+    name, equals, value = flag.partition("=")
+    return name.replace("_", "-") + equals + value

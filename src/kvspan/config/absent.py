@@ -1,0 +1,85 @@
+"""Options that users of other engines know and that are not here, and what to do instead.
+
+Knows nothing of the options that are.
+"""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from kvspan.errors import ConfigError
+
+_NO_ADAPTERS = "there are no adapters: merge them into the weights first"
+_NO_MULTIMODAL = "models here read text only: leave it out"
+_NO_SPECULATION = "there is no speculative decoding: leave it out"
+_NO_RAY = "ranks are processes of one machine: use --tensor-parallel-size"
+_ELASTIC = "every request spans its whole DCP group: set the span with --decode-context-parallel-size"
+
+INSTEAD = {
+    "--allowed-local-media-path": _NO_MULTIMODAL,
+    "--attention-backend": "the kernel is chosen by what it can do: leave it out",
+    "--block-manager-v2": "there is one block manager: leave it out",
+    "--calculate-kv-scales": "the KV cache is kept in floats: use --kv-cache-dtype",
+    "--code-revision": "no code is run from checkpoints: leave it out",
+    "--compilation-config": "nothing is compiled: leave it out",
+    "--config-format": "it is told from the files: leave it out",
+    "--cp-workspace-tokens": "cached context is not gathered, so it needs no workspace: leave it out",
+    "--cpu-offload-gb": "weights stay where --device puts them: use a higher --tensor-parallel-size",
+    "--dcp-kv-cache-interleave-size": "it is called --cp-kv-cache-interleave-size",
+    "--dcp-mode": _ELASTIC,
+    "--dcp-span-threshold": _ELASTIC,
+    "--disable-custom-all-reduce": "choose the transport with --comm",
+    "--disable-log-requests": "requests are not logged: leave it out",
+    "--disable-log-stats": "nothing is logged at intervals: leave it out",
+    "--download-dir": "downloads go to the Hugging Face cache: set HF_HOME",
+    "--enable-lora": _NO_ADAPTERS,
+    "--enforce-eager": "there are no CUDA graphs, so everything is eager: leave it out",
+    "--generation-config": "sampling is set per request: use SamplingParams",
+    "--guided-decoding-backend": "there is no guided decoding: leave it out",
+    "--kv-transfer-config": "prefill and decode run in one instance: leave it out",
+    "--limit-mm-per-prompt": _NO_MULTIMODAL,
+    "--lora-modules": _NO_ADAPTERS,
+    "--max-logprobs": "as many as a request asks for are given: leave it out",
+    "--max-lora-rank": _NO_ADAPTERS,
+    "--max-num-partial-prefills": "prompts share steps within --max-num-batched-tokens: leave it out",
+    "--max-parallel-loading-workers": "every rank loads its own part: leave it out",
+    "--max-seq-len-to-capture": "there are no CUDA graphs: use --max-model-len for the context's limit",
+    "--num-gpu-blocks-override": "size the cache with --kv-cache-memory",
+    "--num-scheduler-steps": "one token a step: leave it out",
+    "--num-speculative-tokens": _NO_SPECULATION,
+    "--nnodes": _NO_RAY,
+    "--optimization-level": "nothing is compiled: leave it out",
+    "--prefill-strategy": "queries are always what travels for cached context: leave it out",
+    "--quantization": "a GGUF file may be quantised: name one as --model",
+    "--ray-workers-use-nsight": _NO_RAY,
+    "--revision": "download the revision and name its directory as --model",
+    "--rope-scaling": """use --hf-overrides '{"rope_scaling": {...}}'""",
+    "--rope-theta": """use --hf-overrides '{"rope_theta": ...}'""",
+    "--runner": "models here generate text: leave it out",
+    "--scheduling-policy": "requests are served in order of arrival: leave it out",
+    "--speculative-config": _NO_SPECULATION,
+    "--speculative-model": _NO_SPECULATION,
+    "--swap-space": "a preempted request is computed again: leave it out, or raise --kv-cache-memory",
+    "--task": "models here generate text: leave it out",
+    "--tokenizer-mode": "the model's own tokenizer is used: use --tokenizer to name another",
+    "--tokenizer-revision": "download the revision and name its directory as --tokenizer",
+    "--trust-remote-code": "no code is run from checkpoints: leave it out",
+    "--worker-cls": "there is one kind of worker: leave it out",
+}
+"""By flag, what to do without it: the end of the sentence `--flag is not an option of kvspan: ...`."""
+
+
+def refuse_unknown(flag: str, known: Sequence[str]) -> ConfigError:
+    """The error for an option that is not there.
+
+    Args:
+        flag: as the user spelled it: `--a-b-c`.
+        known: flags that are there.
+
+    Returns:
+        An error to raise, which says what to use instead.
+    """
+    if (instead := INSTEAD.get(flag.replace("--no-", "--"))) is not None:
+        return ConfigError(f"{flag} is not an option of kvspan: {instead}.")
+    close = get_close_matches(flag, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else "--help lists those that there are."
+    return ConfigError(f"Unknown option {flag}: {hint}")

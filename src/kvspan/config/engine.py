@@ -1,0 +1,248 @@
+"""What the user asks of an engine. Knows names, defaults and kinds; knows no model and no machine.
+
+Each field is an option: its kind, default, help and heading stand here and nowhere else. "auto" and None
+leave the choice to `cost.choose`, which gives a `Resolved`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from kvspan.config.options import (
+    BYTES,
+    FRACTION,
+    MAPPING,
+    SECONDS,
+    SWITCH,
+    TEXT,
+    TOKENS,
+    OptionGroup,
+    canonical,
+    choice,
+    only_off,
+    only_one,
+    option,
+    options_of,
+    required,
+    whole,
+)
+from kvspan.errors import ConfigError
+
+MAX_RANKS = 1024
+"""Ranks of one machine, with room to spare: bounds the search for layouts that fit."""
+
+_DTYPES = {
+    "bf16": "bfloat16",
+    "half": "float16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "float": "float32",
+}
+_NO_FP8 = "a KV cache of 8 bits is not there yet; use auto or bfloat16"
+_KV_ABSENT = dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "int8"), _NO_FP8)
+
+_MODEL, _PARALLELISM = OptionGroup.MODEL, OptionGroup.PARALLELISM
+_CACHE, _SCHEDULING, _RUNTIME = OptionGroup.CACHE, OptionGroup.SCHEDULING, OptionGroup.RUNTIME
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What was asked. However it is made, every value has been read and checked by its kind.
+
+    Raises:
+        ConfigError: a value is not one that its option takes.
+    """
+
+    model: str = required(
+        TEXT, "a Hugging Face directory, a .gguf file, a built-in name or a hub id (org/name)", _MODEL
+    )
+    tokenizer: str | None = option(TEXT, None, "where the tokenizer is", _MODEL, unsaid="the model")
+    load_format: str = option(
+        choice("auto", "safetensors", "gguf", "dummy"),
+        "auto",
+        "format of the weights; dummy makes random ones",
+        _MODEL,
+    )
+    dtype: str = option(
+        choice("auto", "bfloat16", "float16", "float32", aliases=_DTYPES),
+        "auto",
+        "of weights and activations; auto is the checkpoint's",
+        _MODEL,
+    )
+    max_model_len: int | None = option(
+        TOKENS,
+        None,
+        "tokens of prompt and output together; auto is what the model was made for",
+        _MODEL,
+    )
+    hf_overrides: Mapping[str, Any] = option(
+        MAPPING, {}, "keys that replace those of the model's config.json", _MODEL
+    )
+    seed: int = option(whole(0, 2**63 - 1), 0, "seed of sampling and of dummy weights", _MODEL)
+
+    tensor_parallel_size: int = option(
+        whole(1, MAX_RANKS), 1, "T: ranks that share FFN, embedding and head", _PARALLELISM, short="-tp"
+    )
+    decode_context_parallel_size: int = option(
+        whole(1, MAX_RANKS),
+        1,
+        "W: ranks over which the KV of each sequence is spread",
+        _PARALLELISM,
+        short="-dcp",
+    )
+    prefill_context_parallel_size: int = option(
+        only_one(
+            "prefill context parallelism is not there yet; use --decode-context-parallel-size, which "
+            "spreads the KV of prompts too"
+        ),
+        1,
+        "P: ranks over which rows are spread (only 1 is there yet)",
+        _PARALLELISM,
+        short="-pcp",
+    )
+    data_parallel_size: int = option(
+        only_one("replicas behind one server are not there yet; start several instances"),
+        1,
+        "whole replicas (only 1 is there yet)",
+        _PARALLELISM,
+        short="-dp",
+    )
+    pipeline_parallel_size: int = option(
+        only_one("pipeline parallelism is not there yet; use --tensor-parallel-size"),
+        1,
+        "stages of layers (only 1 is there yet)",
+        _PARALLELISM,
+    )
+    enable_expert_parallel: bool = option(
+        only_off("mixture-of-experts models are not there yet; leave it out"),
+        False,
+        "spread experts over ranks (not there yet)",
+        _PARALLELISM,
+    )
+    dcp_comm_backend: str = option(
+        choice("auto", "ag_rs", "a2a"), "auto", "how partial results of attention meet", _PARALLELISM
+    )
+    dcp_q_replicate: str = option(
+        choice("auto", "on", "off", switch_names=("off", "on")),
+        "auto",
+        "project all queries of a DCP group on each of its ranks, instead of gathering them",
+        _PARALLELISM,
+    )
+
+    block_size: int = option(
+        whole(8, 2**16, multiple_of=8), 16, "B: tokens that a block holds on one rank", _CACHE
+    )
+    cp_kv_cache_interleave_size: int | None = option(
+        whole(1),
+        None,
+        "I: tokens dealt to a rank at a time, a divisor of B; auto is B",
+        _CACHE,
+    )
+    kv_cache_memory: int | None = option(
+        BYTES,
+        None,
+        "memory of each rank's KV cache, e.g. 512MiB",
+        _CACHE,
+        unsaid="a fraction of what is free",
+        aliases=("kv_cache_memory_bytes",),
+    )
+    gpu_memory_utilization: float | None = option(
+        FRACTION,
+        None,
+        "fraction of a GPU for weights and KV cache together, or of the host's free memory for the "
+        "caches of all ranks",
+        _CACHE,
+        unsaid="0.9 of a GPU, 0.4 of the host's",
+    )
+    kv_cache_dtype: str = option(
+        choice("auto", "bfloat16", "float16", "float32", aliases=_DTYPES, absent=_KV_ABSENT),
+        "auto",
+        "of cached keys and values; auto is --dtype",
+        _CACHE,
+    )
+    enable_prefix_caching: bool = option(SWITCH, True, "reuse the KV of common prefixes", _CACHE)
+
+    max_num_batched_tokens: int | None = option(
+        TOKENS, None, "tokens of a step at the most", _SCHEDULING
+    )
+    max_num_seqs: int | None = option(
+        whole(1), None, "requests that run at once, at the most", _SCHEDULING
+    )
+    enable_chunked_prefill: bool = option(
+        SWITCH, True, "cut prompts so that they fit in steps with others", _SCHEDULING
+    )
+    async_scheduling: bool = option(
+        only_off("scheduling ahead of results is not there yet; leave it out"),
+        False,
+        "schedule a step while the last one runs (not there yet)",
+        _SCHEDULING,
+    )
+
+    device: str = option(choice("auto", "cpu", "cuda"), "auto", "what ranks compute on", _RUNTIME)
+    comm: str = option(
+        choice("auto", "gloo", "nccl", absent={"shm": "shared memory is not there yet; use gloo"}),
+        "auto",
+        "transport of the collectives",
+        _RUNTIME,
+    )
+    distributed_executor_backend: str = option(
+        choice("auto", "inprocess", "mp", absent={"ray": "Ray is not there yet; use mp"}),
+        "auto",
+        "ranks as threads of this process, or as processes",
+        _RUNTIME,
+    )
+    num_threads: int | None = option(whole(1), None, "threads of each rank", _RUNTIME)
+    step_timeout: float = option(
+        SECONDS, 600.0, "seconds after which a rank that does not answer counts as dead", _RUNTIME
+    )
+
+    def __post_init__(self) -> None:
+        for each in ENGINE_OPTIONS:
+            # The one write: a value comes in as the user spelled it and is kept as its kind reads it.
+            object.__setattr__(self, each.name, each.read(vars(self)[each.name]))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """What keyword arguments or a file ask.
+
+        Args:
+            values: by option, `a_b_c` or `a-b-c`; a value may be written as on the command line.
+
+        Raises:
+            ConfigError: an option is unknown, or a value is not one that it takes.
+        """
+        return cls(**{"model": None, **canonical(values, ENGINE_OPTIONS)})
+
+    @classmethod
+    def from_yaml(cls, path: Path) -> Self:
+        """What a YAML file of options asks.
+
+        Raises:
+            ConfigError: it cannot be read, or asks what cannot be.
+        """
+        return cls.from_mapping(read_yaml(path))
+
+
+ENGINE_OPTIONS = options_of(EngineConfig)
+"""The table that the fields of `EngineConfig` make."""
+
+
+def read_yaml(path: Path) -> Mapping[str, Any]:
+    """The options of a `--config` file, as they are written there.
+
+    Raises:
+        ConfigError: the file is missing, or is no YAML mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config {path} cannot be read: {reason}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"--config {path} is no mapping of options: write lines like `seed: 1`.")
+    return content

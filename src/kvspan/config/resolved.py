@@ -1,0 +1,87 @@
+"""What will run: every choice made, nothing left to "auto". Knows values, not how they were chosen.
+
+`cost.choose` makes it from what was asked; workers get it as it is. Nobody writes to it.
+"""
+
+import msgspec
+
+from kvspan.config.model import ModelConfig
+from kvspan.layout import CacheLayout
+from kvspan.topology import Topology
+
+
+class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+    """What every rank is started with.
+
+    Args:
+        model: directory, file, built-in name or hub id.
+        tokenizer: the same for the tokenizer.
+        load_format: `auto`, `safetensors`, `gguf` or `dummy`, for the loader.
+        model_config: sizes and settings, with `--hf-overrides` in them.
+        tp_size: T, ranks that share FFN, embedding and head.
+        dcp_size: W, ranks that share a sequence.
+        pcp_size: P, ranks that share rows.
+        block_size: B, tokens of a block on one rank.
+        interleave: I, tokens dealt to a rank at a time.
+        exchange: how partial results meet, `a2a` or `ag_rs`.
+        replicate_q: whether each rank projects all queries of its DCP group.
+        comm: transport of collectives between processes, `gloo` or `nccl`.
+        device: `cpu` or `cuda`.
+        dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
+        kv_dtype: of cached keys and values, likewise.
+        max_model_len: tokens of prompt and output together.
+        max_num_batched_tokens: tokens of a step at the most.
+        max_num_seqs: requests that run at once, at the most.
+        enable_prefix_caching: whether the KV of common prefixes is reused.
+        enable_chunked_prefill: whether a prompt may take several steps.
+        seed: of sampling and of dummy weights.
+        step_timeout_s: after which a rank that does not answer counts as dead.
+        executor: `inprocess` (ranks are threads) or `mp` (processes).
+        num_threads: threads of each rank.
+        kv_budget_bytes: of each rank's KV cache, or None for a fraction of what is free.
+        kv_fraction: of a GPU for weights and cache, or of the host's free memory for all caches;
+            counts when there is no `kv_budget_bytes`.
+        why: for each choice that nobody made, a sentence of reason, by name.
+        notes: sentences about flags that were given and have no effect.
+    """
+
+    model: str
+    tokenizer: str
+    load_format: str
+    model_config: ModelConfig
+    tp_size: int
+    dcp_size: int
+    pcp_size: int
+    block_size: int
+    interleave: int
+    exchange: str
+    replicate_q: bool
+    comm: str
+    device: str
+    dtype: str
+    kv_dtype: str
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    seed: int
+    step_timeout_s: float
+    executor: str
+    num_threads: int
+    kv_budget_bytes: int | None
+    kv_fraction: float
+    why: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def topology(self) -> Topology:
+        """The grid of ranks."""
+        return Topology(tp_size=self.tp_size, dcp_size=self.dcp_size, pcp_size=self.pcp_size)
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """How blocks and ranks share a sequence."""
+        return CacheLayout(
+            block_size=self.block_size, dcp_size=self.dcp_size, interleave=self.interleave
+        )

@@ -1,0 +1,346 @@
+"""From what was asked to what will run: every "auto" becomes a value with its reason.
+
+Pure: the model and the machine come in as facts. Knows bytes, no times; measures nothing.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from kvspan.config.engine import EngineConfig
+from kvspan.config.model import ModelConfig
+from kvspan.config.resolved import Resolved
+from kvspan.config.sizes import DTYPE_BYTES
+from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
+from kvspan.errors import ConfigError
+from kvspan.layout import CacheLayout
+from kvspan.topology import LayoutMode, Topology, check_layout
+
+C = TypeVar("C")
+
+GPU_FRACTION = 0.9
+"""Of a GPU, for weights and KV cache; what is left is for activations."""
+HOST_FRACTION = 0.4
+"""Of a host's free memory, for the KV caches of all ranks: other programs live there too."""
+DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_NUM_SEQS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[C]):
+    """What will run, and why.
+
+    Args:
+        value: what.
+        why: a sentence of reason; None = it was asked for.
+    """
+
+    value: C
+    why: str | None = None
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What ranks can run on.
+
+    Args:
+        cores: that this process may use.
+        num_gpus: CUDA devices.
+    """
+
+    cores: int
+    num_gpus: int = 0
+
+
+def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
+    """Checks what was asked and makes the choices that it leaves.
+
+    Args:
+        asked: options.
+        model: sizes and settings, with `asked.hf_overrides` in them.
+        machine: facts.
+
+    Raises:
+        LayoutError: ranks, heads, blocks and interleave do not fit together.
+        ConfigError: the machine or the model has not got what was asked for.
+    """
+    topology = Topology(
+        tp_size=asked.tensor_parallel_size,
+        dcp_size=asked.decode_context_parallel_size,
+        pcp_size=asked.prefill_context_parallel_size,
+    )
+    mode = check_layout(topology, model.heads)
+    chosen = _choose(asked, model, machine, topology, mode)
+    return Resolved(
+        model=asked.model,
+        tokenizer=asked.tokenizer or asked.model,
+        load_format=asked.load_format,
+        model_config=model,
+        tp_size=topology.tp_size,
+        dcp_size=topology.dcp_size,
+        pcp_size=topology.pcp_size,
+        block_size=asked.block_size,
+        interleave=chosen.interleave.value,
+        exchange=chosen.exchange.value,
+        replicate_q=chosen.replicate_q.value,
+        comm=chosen.comm.value,
+        device=chosen.device.value,
+        dtype=chosen.dtype.value,
+        kv_dtype=chosen.kv_dtype.value,
+        max_model_len=chosen.max_model_len.value,
+        max_num_batched_tokens=chosen.max_num_batched_tokens.value,
+        max_num_seqs=chosen.max_num_seqs.value,
+        enable_prefix_caching=asked.enable_prefix_caching,
+        enable_chunked_prefill=asked.enable_chunked_prefill,
+        seed=asked.seed,
+        step_timeout_s=asked.step_timeout,
+        executor=chosen.executor.value,
+        num_threads=chosen.num_threads.value,
+        kv_budget_bytes=asked.kv_cache_memory,
+        kv_fraction=chosen.kv_fraction.value,
+        why={"layout": _layout_sentence(model, topology, mode), **chosen.why()},
+        notes=_notes(asked, topology, chosen.executor.value),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Choices:
+    """Every choice that may be left to kvspan, under its name in `Resolved`."""
+
+    interleave: Choice[int]
+    exchange: Choice[str]
+    replicate_q: Choice[bool]
+    device: Choice[str]
+    comm: Choice[str]
+    dtype: Choice[str]
+    kv_dtype: Choice[str]
+    max_model_len: Choice[int]
+    max_num_batched_tokens: Choice[int]
+    max_num_seqs: Choice[int]
+    executor: Choice[str]
+    num_threads: Choice[int]
+    kv_fraction: Choice[float]
+
+    def why(self) -> dict[str, str]:
+        """The reasons of those that were left."""
+        return {name: choice.why for name, choice in vars(self).items() if choice.why is not None}
+
+
+def _choose(
+    asked: EngineConfig, model: ModelConfig, machine: Machine, topology: Topology, mode: LayoutMode
+) -> _Choices:
+    device = _choose_device(asked, machine, topology.world_size)
+    dtype = _choose_dtype(asked, model, device.value)
+    max_model_len = _choose_max_model_len(asked, model)
+    batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
+    return _Choices(
+        interleave=_choose_interleave(asked, topology),
+        exchange=_choose_exchange(asked, model, topology, DTYPE_BYTES[dtype.value]),
+        replicate_q=_choose_replicate_q(asked, model, topology, mode, DTYPE_BYTES[dtype.value]),
+        device=device,
+        comm=_choose_comm(asked, device.value),
+        dtype=dtype,
+        kv_dtype=_choose_kv_dtype(asked, dtype.value),
+        max_model_len=max_model_len,
+        max_num_batched_tokens=batched_tokens,
+        max_num_seqs=_choose_num_seqs(asked, batched_tokens.value),
+        executor=_choose_executor(asked, topology.world_size),
+        num_threads=_choose_threads(asked, machine, topology.world_size),
+        kv_fraction=_choose_fraction(asked, device.value),
+    )
+
+
+def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:
+    size = asked.cp_kv_cache_interleave_size
+    layout = CacheLayout(  # refuses a size that does not divide the block
+        block_size=asked.block_size,
+        dcp_size=topology.dcp_size,
+        interleave=asked.block_size if size is None else size,
+    )
+    if size is not None:
+        return Choice(size)
+    why = f"whole blocks stay on one rank, so prefixes hit in units of {layout.unit_tokens} tokens."
+    return Choice(layout.interleave, why)
+
+
+def _choose_exchange(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
+) -> Choice[str]:
+    if asked.dcp_comm_backend != "auto":
+        return Choice(asked.dcp_comm_backend)
+    if topology.dcp_size == 1:
+        return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
+    num_heads = topology.query_heads(0, model.heads).size
+    w, d = topology.dcp_size, model.head_dim
+    a2a = a2a_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes)
+    ag_rs = ag_rs_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w)
+    return Choice(
+        "a2a",
+        f"a rank sends {a2a} bytes a row and layer in one collective, and {ag_rs} in the two of ag_rs.",
+    )
+
+
+def _choose_replicate_q(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, mode: LayoutMode, dtype_bytes: int
+) -> Choice[bool]:
+    if asked.dcp_q_replicate != "auto":
+        return Choice(asked.dcp_q_replicate == "on")
+    num_heads = topology.query_heads(0, model.heads).size
+    gathered = query_gather_bytes_per_row(
+        num_heads=num_heads,
+        head_dim=model.head_dim,
+        dcp_size=topology.dcp_size,
+        dtype_bytes=dtype_bytes,
+    )
+    reasons = {
+        LayoutMode.NONE: "a rank has its queries to itself.",
+        LayoutMode.COPIES: f"a rank keeps its part of the query weights and sends {gathered} bytes a "
+        "row and layer.",
+        LayoutMode.DECOUPLED: f"a rank projects the {num_heads} query heads of its group, and no "
+        "collective waits for them.",
+    }
+    return Choice(mode is LayoutMode.DECOUPLED, reasons[mode])
+
+
+def _choose_device(asked: EngineConfig, machine: Machine, world_size: int) -> Choice[str]:
+    gpus = machine.num_gpus
+    device = asked.device if asked.device != "auto" else "cuda" if gpus else "cpu"
+    if device == "cuda" and not gpus:
+        raise ConfigError("--device cuda needs a CUDA device, and this machine has none: use cpu.")
+    if device == "cuda" and world_size > gpus:
+        raise ConfigError(
+            f"--tensor-parallel-size {world_size} needs {world_size} CUDA devices, and this machine has "
+            f"{gpus}: lower it, or use --device cpu."
+        )
+    if asked.device != "auto":
+        return Choice(device)
+    return Choice(device, f"this machine has {gpus or 'no'} CUDA device{'s' if gpus > 1 else ''}.")
+
+
+def _choose_comm(asked: EngineConfig, device: str) -> Choice[str]:
+    carries = {"cpu": "gloo", "cuda": "nccl"}[device]
+    if asked.comm not in ("auto", carries):
+        raise ConfigError(
+            f"--comm {asked.comm} does not carry tensors of --device {device}: use {carries} or auto."
+        )
+    return Choice(carries, f"ranks compute on {device}." if asked.comm == "auto" else None)
+
+
+def _choose_dtype(asked: EngineConfig, model: ModelConfig, device: str) -> Choice[str]:
+    if asked.dtype != "auto":
+        return Choice(asked.dtype)
+    if model.dtype not in DTYPE_BYTES:
+        return Choice("bfloat16", f"the checkpoint's {model.dtype} is none that kvspan computes in.")
+    if model.dtype == "float16" and device == "cpu":
+        return Choice("bfloat16", "the checkpoint is float16, which CPUs compute slowly.")
+    return Choice(model.dtype, "the checkpoint's.")
+
+
+def _choose_kv_dtype(asked: EngineConfig, dtype: str) -> Choice[str]:
+    if asked.kv_cache_dtype != "auto":
+        return Choice(asked.kv_cache_dtype)
+    return Choice(dtype, "that of the activations.")
+
+
+def _choose_max_model_len(asked: EngineConfig, model: ModelConfig) -> Choice[int]:
+    limit = model.max_position_embeddings
+    if asked.max_model_len is None:
+        return Choice(limit, "the positions that the model was made for.")
+    if asked.max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {asked.max_model_len} is over the {limit} positions that the model was "
+            f"made for: lower it, or stretch the model with --hf-overrides "
+            f"""'{{"max_position_embeddings": {asked.max_model_len}}}'."""
+        )
+    return Choice(asked.max_model_len)
+
+
+def _choose_batched_tokens(asked: EngineConfig, max_model_len: int) -> Choice[int]:
+    size, whole_prompt = asked.max_num_batched_tokens, not asked.enable_chunked_prefill
+    if size is None:
+        least = max(max_model_len if whole_prompt else 1, asked.max_num_seqs or 1)
+        why = (
+            f"room for {'a whole prompt' if least == max_model_len else 'a token of each request'}."
+            if least > DEFAULT_BATCHED_TOKENS
+            else "keeps a step short enough for running requests."
+        )
+        return Choice(max(least, DEFAULT_BATCHED_TOKENS), why)
+    if whole_prompt and size < max_model_len:
+        raise ConfigError(
+            f"--max-num-batched-tokens {size} is under --max-model-len {max_model_len}, and without "
+            f"chunked prefill a prompt runs in one step: raise it to at least {max_model_len}, or leave "
+            "--enable-chunked-prefill on."
+        )
+    return Choice(size)
+
+
+def _choose_num_seqs(asked: EngineConfig, batched_tokens: int) -> Choice[int]:
+    if asked.max_num_seqs is None:
+        return Choice(
+            min(DEFAULT_NUM_SEQS, batched_tokens),
+            f"at most {DEFAULT_NUM_SEQS}, and a step has room for a token of each.",
+        )
+    if asked.max_num_seqs > batched_tokens:
+        raise ConfigError(
+            f"--max-num-seqs {asked.max_num_seqs} is over --max-num-batched-tokens {batched_tokens}, "
+            "and every running request takes a token of a step: lower the one or raise the other."
+        )
+    return Choice(asked.max_num_seqs)
+
+
+def _choose_executor(asked: EngineConfig, world_size: int) -> Choice[str]:
+    if asked.distributed_executor_backend != "auto":
+        return Choice(asked.distributed_executor_backend)
+    if world_size == 1:
+        return Choice("inprocess", "there is one rank.")
+    return Choice("mp", f"{world_size} ranks compute at once in processes of their own.")
+
+
+def _choose_threads(asked: EngineConfig, machine: Machine, world_size: int) -> Choice[int]:
+    if asked.num_threads is not None:
+        return Choice(asked.num_threads)
+    return Choice(
+        max(machine.cores // world_size, 1), f"{machine.cores} cores for {world_size} rank(s)."
+    )
+
+
+def _choose_fraction(asked: EngineConfig, device: str) -> Choice[float]:
+    if asked.gpu_memory_utilization is not None:
+        return Choice(asked.gpu_memory_utilization)
+    if asked.kv_cache_memory is not None:
+        return Choice(GPU_FRACTION if device == "cuda" else HOST_FRACTION)  # does not count
+    if device == "cuda":
+        return Choice(GPU_FRACTION, "leaves activations the rest of each GPU.")
+    return Choice(HOST_FRACTION, "leaves other programs the rest of the host's free memory.")
+
+
+def _layout_sentence(model: ModelConfig, topology: Topology, mode: LayoutMode) -> str:
+    kept, all_heads = topology.kv_heads(0, model.heads).size, model.num_kv_heads
+    share = "the whole" if topology.dcp_size == 1 else f"1/{topology.dcp_size}"
+    return f"{mode}: each rank keeps {kept} of {all_heads} KV heads for {share} of every sequence."
+
+
+def _notes(asked: EngineConfig, topology: Topology, executor: str) -> tuple[str, ...]:
+    """Flags that were given and change nothing."""
+    alone = "every sequence is whole on its rank (--decode-context-parallel-size is 1)"
+    unshared = topology.dcp_size == 1
+    idle = (
+        (unshared and asked.dcp_comm_backend != "auto", "--dcp-comm-backend", alone),
+        (unshared and asked.dcp_q_replicate != "auto", "--dcp-q-replicate", alone),
+        (
+            unshared and asked.cp_kv_cache_interleave_size is not None,
+            "--cp-kv-cache-interleave-size",
+            alone,
+        ),
+        (
+            asked.comm != "auto" and executor == "inprocess",
+            "--comm",
+            "ranks are threads of one process",
+        ),
+        (
+            asked.kv_cache_memory is not None and asked.gpu_memory_utilization is not None,
+            "--gpu-memory-utilization",
+            "--kv-cache-memory says how large the KV cache is",
+        ),
+    )
+    return tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)

@@ -1,0 +1,100 @@
+"""From what was asked to a running engine: find the model, make the choices, start the ranks."""
+
+import os
+from collections.abc import Callable
+
+import msgspec
+import torch
+
+from kvspan.comm.group import World
+from kvspan.config.engine import EngineConfig
+from kvspan.config.model import ModelConfig, parse_model_config
+from kvspan.config.resolved import Resolved
+from kvspan.cost.choose import Machine
+from kvspan.cost.choose import resolve as choose
+from kvspan.engine.core import EngineCore
+from kvspan.engine.engine import Engine
+from kvspan.executor.children import fork_server
+from kvspan.executor.inprocess import InProcessExecutor
+from kvspan.executor.multiprocess import MultiprocessExecutor
+from kvspan.loading.resolve import locate
+from kvspan.loading.resolve import resolve as open_checkpoint
+from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
+from kvspan.models.registry import check_architecture
+from kvspan.step import Executor
+from kvspan.worker.main import RankStart
+from kvspan.worker.worker import Worker
+
+START_TIMEOUT_S = 3600.0
+"""For loading weights and allocating the cache: a large checkpoint on a cold disk takes long."""
+
+
+def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lambda _: None) -> Engine:
+    """Starts an engine.
+
+    Args:
+        asked: options.
+        told: called with what will run before it is started, e.g. to print it.
+
+    Raises:
+        ModelError: model or tokenizer cannot be found or read.
+        ConfigError: it cannot run as asked.
+    """
+    resolved, tokenizer = resolve_engine(asked)
+    told(resolved)
+    return Engine(EngineCore(resolved, make_executor(resolved)), tokenizer)
+
+
+def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
+    """What would run, without starting it.
+
+    Args:
+        asked: options.
+
+    Returns:
+        All choices, and the model's tokenizer if it has one.
+
+    Raises:
+        ModelError: model or tokenizer cannot be found or read.
+        ConfigError: it cannot run as asked.
+    """
+    checkpoint = open_checkpoint(asked.model, asked.load_format, seed=asked.seed)
+    raw = {**checkpoint.raw_config, **asked.hf_overrides}
+    model = parse_model_config(raw, where=checkpoint.where)
+    check_architecture(model)
+    weights = asked.tokenizer is None and asked.load_format != "dummy"
+    tokenizer = find_tokenizer(locate(asked.tokenizer or asked.model, weights=weights))
+    return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
+
+
+def make_executor(resolved: Resolved) -> Executor:
+    """The ranks of a configuration, not started yet."""
+    world_size = resolved.topology.world_size
+    if resolved.executor == "inprocess":
+
+        def make_worker(world: World) -> Worker:
+            return Worker(resolved, world)
+
+        return InProcessExecutor(
+            world_size=world_size, make_worker=make_worker, num_threads=resolved.num_threads
+        )
+    start = RankStart(resolved, fork_server().private_path())
+    return MultiprocessExecutor(
+        world_size=world_size,
+        payload=msgspec.msgpack.encode(start),
+        step_timeout_s=resolved.step_timeout_s,
+        start_timeout_s=START_TIMEOUT_S,
+        threads_per_rank=resolved.num_threads,
+    )
+
+
+def this_machine() -> Machine:
+    """Facts about the machine that ranks will run on."""
+    return Machine(cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+
+
+def _with_eos(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """A chat model often ends its turns with a token that its config.json does not name."""
+    more = () if tokenizer is None else tokenizer.eos_token_ids
+    known = tuple(t for t in dict.fromkeys((*model.eos_token_ids, *more)) if t < model.vocab_size)
+    return msgspec.structs.replace(model, eos_token_ids=known)

@@ -1,0 +1,127 @@
+"""Chat templates: a model's way to write a conversation as one text. Knows no tokens and no model.
+
+Templates are programs that come with a checkpoint, so they run in a sandbox. What they may call is what
+Hugging Face's `apply_chat_template` gives them.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from kvspan.errors import ModelError, RequestError
+
+DEFAULT = "default"
+WITH_TOOLS = "tool_use"
+"""Names of the template for any conversation, and of the one for those with tools."""
+
+
+class ChatTemplate:
+    """A chat template, or several by name.
+
+    Args:
+        sources: name -> Jinja source.
+        where: the file, for errors.
+        special_tokens: variables that every template sees: `bos_token`, `eos_token` and so on.
+        now: the time that `strftime_now` tells.
+
+    Raises:
+        ModelError: a source is no valid Jinja.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, str],
+        *,
+        where: str,
+        special_tokens: Mapping[str, str],
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        environment = _environment(now)
+        try:
+            self._templates = {name: environment.from_string(text) for name, text in sources.items()}
+        except TemplateError as error:
+            raise ModelError(f"{where}: the chat template is no valid Jinja: {error}.") from error
+        self._where = where
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Writes a conversation as text.
+
+        Args:
+            messages: each with a `role` and what the template asks for, mostly `content`.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            variables: more that the template may look at, e.g. `tools`.
+
+        Raises:
+            RequestError: the template refuses the messages, or cannot be run on them.
+            ModelError: there are several templates, and none for this.
+        """
+        template = self._templates[self._choose(with_tools=bool(variables.get("tools")))]
+        # None and not undefined: templates ask `is not none`.
+        seen = {"tools": None, "documents": None, **self._special_tokens, **variables}
+        seen |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            return template.render(seen)
+        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+            raise RequestError(f"The model's chat template refuses the messages: {error}.") from error
+
+    def _choose(self, *, with_tools: bool) -> str:
+        if with_tools and WITH_TOOLS in self._templates:
+            return WITH_TOOLS
+        if DEFAULT in self._templates:
+            return DEFAULT
+        raise ModelError(
+            f'{self._where}: no chat template is called "{DEFAULT}" (has {", ".join(self._templates)}); '
+            "give one with --chat-template."
+        )
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks the assistant's words for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The block's content, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes what HTML cannot bear."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> str:
+    raise TemplateError(message)

@@ -1,0 +1,173 @@
+"""Logits -> adjusted logits -> probabilities to draw from; logits -> reported log-probabilities.
+
+Pure functions of tensors and sampling parameters. Knows no requests and no randomness. Legend: R rows,
+V the vocabulary.
+
+One order holds everywhere: the more probable token first and, of two alike, the one with the lower id.
+So ties never depend on a library's sort, on the batch or on the device.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvspan.request import SamplingParams
+from kvspan.step import TokenLogprob
+
+FLOAT32_MAX = torch.finfo(torch.float32).max
+
+NUCLEUS_WIDTH = 1024
+"""Most probable tokens that `top_p` looks at first: selecting them is ten times cheaper than sorting a
+vocabulary of 50,000, and a nucleus seldom has more."""
+
+
+def needs_adjusting(params: SamplingParams, *, num_output: int) -> bool:
+    """Whether `adjusted` would change the logits of a row with `num_output` tokens of output."""
+    return (
+        bool(params.logit_bias)
+        or num_output < params.min_tokens
+        or params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    )
+
+
+def adjusted(
+    logits: Tensor,
+    params: SamplingParams,
+    *,
+    prompt_ids: NDArray[np.int32],
+    output_ids: NDArray[np.int32],
+    eos_token_ids: Sequence[int],
+) -> Tensor:
+    """Applies bias, penalties and `min_tokens` to one row.
+
+    Args:
+        logits: [V] float32, as the model gave them.
+        params: the row's parameters.
+        prompt_ids: [n] tokens of the prompt.
+        output_ids: [m] tokens of the output so far.
+        eos_token_ids: tokens that end a text; not to be chosen before `min_tokens`.
+
+    Returns:
+        [V] float32.
+    """
+    device = logits.device
+    row = logits.double()  # [V]; a copy, and wide enough for any penalty
+    row[_ids(tuple(params.logit_bias), device)] += torch.tensor(
+        tuple(params.logit_bias.values()), dtype=row.dtype, device=device
+    )
+    counts = torch.bincount(_ids(output_ids, device), minlength=len(row))  # [V]
+    seen = counts > 0
+    seen[_ids(prompt_ids, device)] = True
+    penalty = params.repetition_penalty
+    row = torch.where(seen, torch.where(row > 0, row / penalty, row * penalty), row)
+    row -= params.presence_penalty * (counts > 0) + params.frequency_penalty * counts
+    result = row.clamp(-FLOAT32_MAX, FLOAT32_MAX).float()
+    result[logits.isneginf()] = -torch.inf  # what the model rules out stays so
+    if len(output_ids) < params.min_tokens:
+        result[_ids((*eos_token_ids, *params.stop_token_ids), device)] = -torch.inf
+    return result
+
+
+def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What each row draws from: temperature, then `min_p`, `top_k` and `top_p`.
+
+    Args:
+        logits: [R, V] float32, adjusted; each row has a finite maximum.
+        params: of each row; no temperature is 0.
+
+    Returns:
+        [R, V] float64, not normalised: the most probable token has 1, tokens left out have 0.
+    """
+    temperature = _column([p.temperature for p in params], logits)
+    min_p = _column([p.min_p for p in params], logits)
+    centred = logits.double() - logits.amax(-1, keepdim=True)  # no temperature makes exp overflow
+    weights = (centred / temperature).exp()  # [R, V]
+    weights.masked_fill_(weights < min_p, 0.0)
+    size = logits.shape[-1]
+    cut = [i for i, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1]
+    if cut:
+        weights[cut] = _most_probable_only(weights[cut], logits[cut], [params[i] for i in cut])
+    return weights
+
+
+def token_logprobs(
+    logits: Tensor, tokens: Tensor, counts: Sequence[int]
+) -> list[tuple[TokenLogprob, ...]]:
+    """Log-probabilities to report: of a token, and of the most probable ones.
+
+    Args:
+        logits: [R, V] float32, as the model gave them.
+        tokens: [R] int64; the token of each row.
+        counts: how many of the most probable tokens each row lists, 0..V.
+
+    Returns:
+        For each row its token, then its `counts[row]` most probable ones in order.
+    """
+    order = _probability_order(logits)  # [R, V]
+    own = tokens[:, None]
+    own_rank = (order >= order.gather(-1, own)).sum(-1).tolist()
+    listed = torch.cat([own, order.topk(max(counts, default=0)).indices], dim=-1)  # [R, 1 + most]
+    values = logits.log_softmax(-1).gather(-1, listed).tolist()
+    return [
+        tuple(
+            TokenLogprob(token, value, rank)
+            for token, value, rank in zip(
+                ids[: 1 + count], row[: 1 + count], (first, *range(1, 1 + count)), strict=True
+            )
+        )
+        for ids, row, first, count in zip(listed.tolist(), values, own_rank, counts, strict=True)
+    ]
+
+
+def _most_probable_only(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """Leaves each row its `top_k` tokens, and of those the fewest that together have `top_p`.
+
+    A token stays if the more probable ones have less than `top_p` of the whole (which is what top_k
+    left), so the first always does.
+    """
+    size = logits.shape[-1]
+    ks = [p.top_k if 0 < p.top_k < size else size for p in params]
+    top_k, top_p = _column(ks, logits), _column([p.top_p for p in params], logits)
+    order = _probability_order(logits)
+    # cumsum goes token by token on a CPU; sum() is a tree, whose shape may depend on the batch.
+    whole = weights.cumsum(-1)[:, -1:]  # [R, 1]
+    width = max([NUCLEUS_WIDTH, *(k for k in ks if k < size)])
+    for looked_at in (min(width, size), size):
+        ids = order.topk(looked_at).indices  # [R, looked_at]
+        place = torch.arange(looked_at, device=logits.device)
+        kept = weights.gather(-1, ids).masked_fill(place >= top_k, 0.0)
+        sums = kept.cumsum(-1)
+        nucleus = top_p * torch.where(top_k < size, sums[:, -1:], whole)  # [R, 1]
+        if bool((sums[:, -1:] >= nucleus).all()):
+            break
+    before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
+    past = (before >= nucleus) & (top_p < 1)  # 1 keeps all, also what rounding hides from the sums
+    kept = kept.masked_fill(past, 0.0)
+    return torch.zeros_like(weights).scatter(-1, ids, kept)
+
+
+def _probability_order(logits: Tensor) -> Tensor:
+    """[R, V] int64, all different in a row: the greater, the more probable; ties go to the lower id.
+
+    IEEE 754 floats of one sign are in the order of their bits, and negative ones in reverse; so with
+    the other 31 bits of negative ones flipped, the bits are whole numbers in the order of the floats.
+    They become the upper half of the key, the id the lower one.
+    """
+    bits = (logits + 0.0).view(torch.int32)  # + 0.0 makes a zero of -0.0
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    size = logits.shape[-1]
+    return (ordered.long() << 32) + torch.arange(size - 1, -1, -1, device=logits.device)
+
+
+def _ids(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64, device=device)
+
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    """[R, 1] float64 beside a [R, V] tensor."""
+    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

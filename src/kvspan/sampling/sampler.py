@@ -1,0 +1,191 @@
+"""Logits -> tokens, on rank 0. Knows the rows of a step. Knows no cache, no ranks and no text.
+
+The order of the steps is vLLM's: log-probabilities are reported of the model's own logits; then bias,
+penalties and `min_tokens`, then temperature, `min_p`, `top_k` and `top_p`, then the draw.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvspan.errors import ModelError
+from kvspan.request import WHOLE_VOCABULARY, SamplingParams
+from kvspan.sampling.logits import adjusted, needs_adjusting, probabilities, token_logprobs
+from kvspan.step import Sampled, TokenLogprob
+
+DRAW_ROWS = 16
+"""Rows drawn for at once: bounds the float64 copies of the vocabulary that a draw makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingRow:
+    """A row that samples one token.
+
+    Args:
+        request_id: whose it is.
+        params: how to choose.
+        seed: of the request's random stream.
+        position: place in the sequence of the token to be sampled; the first of an output has the
+            prompt's length.
+        prompt_ids: [n] int32, tokens of the prompt.
+        output_ids: [m] int32, tokens of the output so far.
+        eos_token_ids: tokens that end a text.
+    """
+
+    request_id: int
+    params: SamplingParams
+    seed: int
+    position: int
+    prompt_ids: NDArray[np.int32]
+    output_ids: NDArray[np.int32]
+    eos_token_ids: Sequence[int]
+
+
+class Sampler:
+    """Chooses tokens. Keeps nothing between calls: a row's token follows from the row alone."""
+
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        """Chooses one token for each row.
+
+        Args:
+            logits: [R, V] float32; left as they are.
+            rows: R of them, in the same order.
+
+        Returns:
+            One `Sampled` a row, in order, with log-probabilities if the row asks for them.
+
+        Raises:
+            ModelError: a row's logits have a NaN or +inf, or leave no token to choose.
+        """
+        _refuse_unusable(logits, lambda i: f"request {rows[i].request_id}, position {rows[i].position}")
+        tokens = _choose(_adjust(logits, rows), rows)
+        reports = _reports(logits, tokens, rows)
+        return [
+            Sampled(row.request_id, token, report)
+            for row, token, report in zip(rows, tokens.tolist(), reports, strict=True)
+        ]
+
+    def prompt_logprobs(
+        self, logits: Tensor, targets: Sequence[int] | NDArray[np.int32], count: int
+    ) -> list[tuple[TokenLogprob, ...]]:
+        """Log-probabilities of prompt tokens.
+
+        Args:
+            logits: [n, V] float32; row i predicts `targets[i]`.
+            targets: [n] the prompt's tokens.
+            count: most probable tokens to list besides; -1 = the whole vocabulary.
+
+        Returns:
+            For each target its own, then the `count` most probable ones in order.
+
+        Raises:
+            ModelError: a row's logits have a NaN or +inf, or only -inf.
+        """
+        _refuse_unusable(logits, lambda i: f"the prompt's token {int(targets[i])}")
+        tokens = torch.tensor(targets, dtype=torch.int64, device=logits.device)
+        return token_logprobs(logits, tokens, [_num_listed(count, logits)] * len(tokens))
+
+
+def uniform(seed: int, position: int) -> float:
+    """The number in [0, 1) that decides the token at `position`.
+
+    A hash and not a generator: a generator's state would have to be saved, moved and restored with the
+    request, and would advance with whatever shares its batch. This one is the same in any batch, on any
+    rank, after a preemption and after a restart.
+
+    Args:
+        seed: of the request's random stream.
+        position: of the token in its sequence.
+    """
+    counter = seed.to_bytes(16, "little", signed=True) + position.to_bytes(8, "little")
+    digest = hashlib.blake2b(counter, digest_size=8).digest()
+    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53  # 53 bits: exact in a float64
+
+
+def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """Picks in each row the token at which the running sum passes `uniform` times the whole.
+
+    The sum runs in order of token id, not of probability: the last bits of the logits depend on how
+    the model was split over ranks and on what shared the batch, and where two tokens are nearly alike
+    a sort would exchange them and hand the number to another token. In this order, boundaries move
+    by as little as the probabilities do. float64, since 50,000 terms in float32 would lose the rarest.
+
+    Args:
+        weights: [R, V] float64, not negative, not all 0 in a row; need not sum to 1.
+        uniforms: R numbers in [0, 1).
+
+    Returns:
+        [R] int64 token ids; never one of weight 0, as the sum does not grow there.
+    """
+    sums = weights.cumsum(-1)  # [R, V]
+    share = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
+    return torch.searchsorted(sums, share * sums[:, -1:], right=True)[:, 0]
+
+
+def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """[R, V]: the logits with bias, penalties and `min_tokens`; the same tensor if no row has any."""
+    changed = [
+        i for i, row in enumerate(rows) if needs_adjusting(row.params, num_output=len(row.output_ids))
+    ]
+    if not changed:
+        return logits
+    result = logits.clone()
+    for i in changed:
+        row = rows[i]
+        result[i] = adjusted(
+            logits[i],
+            row.params,
+            prompt_ids=row.prompt_ids,
+            output_ids=row.output_ids,
+            eos_token_ids=row.eos_token_ids,
+        )
+    _refuse_unusable(result, lambda i: f"request {rows[i].request_id} after min_tokens and logit_bias")
+    return result
+
+
+def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """[R] int64: the most probable token of greedy rows, a drawn one of the others."""
+    tokens = logits.argmax(-1)  # the lowest id of several alike
+    drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
+    for start in range(0, len(drawn), DRAW_ROWS):
+        part = drawn[start : start + DRAW_ROWS]
+        weights = probabilities(logits[part], [rows[i].params for i in part])
+        tokens[part] = draw(weights, [uniform(rows[i].seed, rows[i].position) for i in part])
+    return tokens
+
+
+def _reports(
+    logits: Tensor, tokens: Tensor, rows: Sequence[SamplingRow]
+) -> list[tuple[TokenLogprob, ...]]:
+    """Each row's log-probabilities, empty for a row that asks for none."""
+    counts = {i: row.params.logprobs for i, row in enumerate(rows) if row.params.logprobs is not None}
+    if not counts:
+        return [()] * len(rows)
+    asked = list(counts)
+    listed = [_num_listed(count, logits) for count in counts.values()]
+    found = dict(zip(asked, token_logprobs(logits[asked], tokens[asked], listed), strict=True))
+    return [found.get(i, ()) for i in range(len(rows))]
+
+
+def _num_listed(count: int, logits: Tensor) -> int:
+    """Most probable tokens that `count` asks for."""
+    return logits.shape[-1] if count == WHOLE_VOCABULARY else min(count, logits.shape[-1])
+
+
+def _refuse_unusable(logits: Tensor, name: Callable[[int], str]) -> None:
+    """Raises for the first row without a finite maximum: it has a NaN or +inf, or only -inf."""
+    usable = logits.amax(-1).isfinite()  # NaN wins every maximum
+    if bool(usable.all()):
+        return
+    row = int((~usable).nonzero()[0])
+    nans = int(logits[row].isnan().sum())
+    infs = int(logits[row].isinf().sum())
+    raise ModelError(
+        f"No token can be chosen for {name(row)}: of {logits.shape[-1]} logits {nans} are NaN and "
+        f"{infs} infinite. Weights may be damaged, or --dtype too narrow; try --dtype float32."
+    )

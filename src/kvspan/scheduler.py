@@ -1,0 +1,423 @@
+"""Who runs in a step, with how many tokens. One budget of tokens a step; prefill and decode are one.
+
+A request has some tokens (prompt and output so far), of which the first `num_computed_tokens` have their
+keys and values in the cache. A step brings requests nearer to having all of them computed; one that gets
+there samples its next token. A decode is the case where one token is left, a prefix hit or a chunk of a
+prompt the case where some are computed already.
+
+    waiting --room for the whole prompt--> running --finish, abort--> gone
+       ^                                      |
+       +---- no room for a token: the youngest gives all back
+
+Both queues are in order of arrival, and whoever runs arrived before whoever waits. So the oldest request
+is never preempted for another one, and always goes on.
+
+Knows requests, tokens as numbers, and the cache manager. Knows no tensors, no clock and no text.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvspan.cache.manager import Allocation, CacheManager
+from kvspan.cache.prefix import UnitKeys
+from kvspan.errors import ConfigError
+from kvspan.request import SamplingParams
+from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, pack_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of a step.
+
+    Args:
+        max_num_seqs: requests that run at a time.
+        max_num_batched_tokens: tokens that a step computes.
+        max_model_len: tokens of a request, output included.
+        enable_chunked_prefill: whether a prompt may be computed in several steps.
+
+    Raises:
+        ConfigError: a step could not hold a token of each request, or a whole prompt where it must.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    enable_chunked_prefill: bool = True
+
+    def __post_init__(self) -> None:
+        budget = f"--max-num-batched-tokens {self.max_num_batched_tokens}"
+        num_seqs = f"--max-num-seqs {self.max_num_seqs}"
+        length = f"--max-model-len {self.max_model_len}"
+        if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len) < 1:
+            raise ConfigError(f"{num_seqs}, {budget} and {length} must all be at least 1.")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"{budget} is less than {num_seqs}: a step could not give each running request its "
+                "token. Raise the first or lower the second."
+            )
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"{budget} is less than {length}: without chunked prefill, a long prompt would never "
+                "fit a step. Raise the first, lower the second, or leave out "
+                "--no-enable-chunked-prefill."
+            )
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SequenceState:
+    """One request in the engine: made by the engine, looked after by the scheduler.
+
+    Args:
+        request_id: the engine's number for it, never used again.
+        tokens: prompt and output; the scheduler appends what is sampled.
+        num_prompt_tokens: how many of them are the prompt.
+        params: how tokens are chosen.
+        seed: of its random stream.
+        keys: of its units.
+    """
+
+    request_id: int
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    keys: UnitKeys
+
+    num_computed_tokens: int = field(default=0, init=False)
+    """Tokens whose keys and values are in the cache."""
+    num_cached_tokens: int | None = field(default=None, init=False)
+    """Tokens that it did not need to compute when it first ran; None = it has not run yet."""
+    num_preemptions: int = field(default=0, init=False)
+    """Times that it gave its units back and began again."""
+
+    num_scored_tokens: int = field(default=0, init=False)
+    """Prompt positions up to which log-probabilities have been handed out."""
+    allocation: Allocation | None = field(default=None, init=False)
+    """Its units; None = it waits."""
+    num_sent_tokens: int = field(default=0, init=False)
+    """Tokens that the workers have; 0 = they do not know the request."""
+    num_sent_units: int = field(default=0, init=False)
+    """Units that the workers have."""
+
+    @property
+    def num_left(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """Tokens sampled so far."""
+        return self.tokens[self.num_prompt_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A step, and what was decided on the way to it.
+
+    Args:
+        step: for the workers; it has at least one row.
+        admitted: requests that began to run, or began again.
+        preempted: requests that gave their units back.
+    """
+
+    step: Step
+    admitted: tuple[int, ...]
+    preempted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a step gave a request.
+
+    Args:
+        state: the request; a sampled token is already among its tokens.
+        sampled: what the row gave, less the prompt positions that it has had before (it was preempted).
+    """
+
+    state: SequenceState
+    sampled: Sampled
+
+
+class Scheduler:
+    """Decides step by step. `schedule` and `update` alternate; `add`, `finish`, `abort` at any time.
+
+    Args:
+        config: limits of a step.
+        cache: the units that requests share.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
+        self._config = config
+        self._cache = cache
+        self._states: dict[int, SequenceState] = {}  # in order of arrival
+        self._waiting: deque[SequenceState] = deque()
+        self._running: list[SequenceState] = []
+        self._ended: list[int] = []  # known to the workers, to be forgotten
+        self._under_way: Step | None = None
+        self._next_step_id = 0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold units."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._waiting)
+
+    def add(self, state: SequenceState) -> None:
+        """Queues a request, which must fit the pools (`CacheManager.fits`) with all its output."""
+        assert state.request_id not in self._states, f"request {state.request_id} is there already"
+        assert state.tokens, f"request {state.request_id} has no tokens"
+        assert self._cache.fits(len(state.tokens) + 1), f"request {state.request_id} can never run"
+        self._states[state.request_id] = state
+        self._waiting.append(state)
+
+    def finish(self, request_id: int) -> None:
+        """Ends a request that has all it wants. Its units are free at once, its prefix may be hit."""
+        self._remove(self._states[request_id])
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request whatever it is doing; a row under way is computed and dropped.
+
+        Returns:
+            Whether it was there. It may have finished before somebody lost interest.
+        """
+        state = self._states.get(request_id)
+        if state is None:
+            return False
+        self._remove(state)
+        return True
+
+    def schedule(self) -> Scheduled | None:
+        """The next step, or None when there is nothing to compute."""
+        assert self._under_way is None, "the last step has not come back"
+        preempted = self._make_room()
+        self._look_again()
+        admitted = self._admit()
+        step = self._step()
+        if not step.rows:
+            return None
+        self._ended.clear()
+        self._next_step_id += 1
+        self._under_way = step
+        return Scheduled(step, tuple(admitted), tuple(preempted))
+
+    def update(self, result: StepResult) -> list[Progress]:
+        """Takes in what the step under way gave.
+
+        Returns:
+            One entry for each row whose request is still there, in the order of the rows.
+        """
+        step, self._under_way = self._under_way, None
+        assert step is not None, "no step is under way"
+        assert step.step_id == result.step_id, "the result is of another step"
+        return [
+            self._advance(self._states[row.request_id], row, sampled)
+            for row, sampled in zip(step.rows, result.rows, strict=True)
+            if row.request_id in self._states
+        ]
+
+    def check(self) -> None:
+        """Recounts everything that must hold, here and in the cache.
+
+        Raises:
+            AssertionError: says what does not add up.
+        """
+        self._cache.check()
+        assert [*self._running, *self._waiting] == list(self._states.values()), "out of order"
+        assert self.num_running <= self._config.max_num_seqs, "too many run"
+        running = {state.request_id for state in self._running}
+        assert running == self._cache.holders, "to run is not to hold units"
+        for state in self._waiting:
+            assert state.allocation is None, f"request {state.request_id} waits with units"
+            counts = (state.num_computed_tokens, state.num_sent_tokens, state.num_sent_units)
+            assert counts == (0, 0, 0), f"request {state.request_id} waits with {counts}"
+        for state in self._running:
+            assert state.allocation is not None, f"request {state.request_id} runs without units"
+            num_units = len(state.allocation.units)
+            computed_units = self._cache.layout.num_units(state.num_computed_tokens)
+            assert 0 <= state.num_computed_tokens < len(state.tokens), "more computed than known"
+            assert computed_units <= num_units, f"request {state.request_id} computes without room"
+            assert state.num_sent_tokens <= len(state.tokens), "sent a token that is not there"
+            assert state.num_sent_units <= num_units, "sent a unit that is not there"
+
+    def _make_room(self) -> list[int]:
+        """Gives each running request, oldest first, room for the tokens that it has.
+
+        When there is none, the youngest gives its units back, if need be the one that asks.
+        """
+        preempted = []
+        served = 0
+        while served < len(self._running):
+            state = self._running[served]
+            if self._cache.grow(state.request_id, num_tokens=len(state.tokens)):
+                served += 1
+                continue
+            assert len(self._running) > 1, f"request {state.request_id} does not fit alone"
+            preempted.append(self._preempt(self._running.pop()))
+        return preempted
+
+    def _preempt(self, state: SequenceState) -> int:
+        """Sends a request back to the head of the queue; it will compute prompt and output again."""
+        self._take_units(state)
+        state.num_preemptions += 1
+        self._waiting.appendleft(state)
+        return state.request_id
+
+    def _look_again(self) -> None:
+        """Lets requests that hold units, but were given no tokens yet, hit what others computed."""
+        for state in self._running:
+            if not state.num_sent_tokens:
+                limit = self._max_hit_tokens(state)
+                again = self._cache.look_again(state.request_id, max_hit_tokens=limit)
+                self._begin(state, again)
+
+    def _admit(self) -> list[int]:
+        """Lets requests run, in order of arrival, while there is room.
+
+        A request gets room for its whole prompt and one token more, although its first chunk needs less:
+        if prompts took units chunk by chunk, two long ones could fill the pools half done each, and
+        preempt one another for ever. So only a decode ever asks for a unit, and the oldest gets it.
+        """
+        admitted = []
+        while self._waiting and self.num_running < self._config.max_num_seqs:
+            state = self._waiting[0]
+            allocation = self._cache.allocate(
+                state.request_id,
+                state.keys,
+                num_tokens=len(state.tokens) + 1,
+                max_hit_tokens=self._max_hit_tokens(state),
+            )
+            if allocation is None:
+                break  # nobody overtakes: a large request would wait for ever
+            self._begin(state, allocation)
+            self._running.append(self._waiting.popleft())
+            admitted.append(state.request_id)
+        return admitted
+
+    def _begin(self, state: SequenceState, allocation: Allocation) -> None:
+        """Gives a request of which nothing is computed its units, the hits among them computed."""
+        state.allocation = allocation
+        state.num_computed_tokens = allocation.num_hit_tokens
+        if not state.num_preemptions:  # later hits are on what it computed itself
+            state.num_cached_tokens = allocation.num_hit_tokens
+
+    def _max_hit_tokens(self, state: SequenceState) -> int:
+        """The last token is computed even if all are known, and all are if each must be scored."""
+        return len(state.tokens) - 1 if state.params.prompt_logprobs is None else 0
+
+    def _step(self) -> Step:
+        """Shares the budget out and writes down who does what."""
+        shares = share_budget(
+            [state.num_left for state in self._running],
+            budget=self._config.max_num_batched_tokens,
+            chunked=self._config.enable_chunked_prefill,
+        )
+        work = [(state, n) for state, n in zip(self._running, shares, strict=True) if n]
+        new = tuple(_introduce(state) for state, _ in work if not state.num_sent_tokens)
+        rows = tuple(_row(state, num_tokens) for state, num_tokens in work)
+        return Step(self._next_step_id, new, rows, tuple(self._ended))
+
+    def _advance(self, state: SequenceState, row: Row, sampled: Sampled) -> Progress:
+        """Takes in one row's result."""
+        assert sampled.request_id == row.request_id, "results are not in the order of the rows"
+        assert (sampled.token_id is not None) == row.sample, "sampled where it should not, or not"
+        state.num_computed_tokens += row.num_tokens
+        if sampled.token_id is not None:
+            state.tokens.append(sampled.token_id)
+        self._cache.register(state.request_id, num_computed_tokens=state.num_computed_tokens)
+        known = max(state.num_scored_tokens - row.start, 0)
+        state.num_scored_tokens = max(state.num_scored_tokens, row.start + len(sampled.prompt_logprobs))
+        fresh = sampled.prompt_logprobs[known:]
+        return Progress(state, Sampled(row.request_id, sampled.token_id, sampled.logprobs, fresh))
+
+    def _remove(self, state: SequenceState) -> None:
+        """Forgets a request, here and at the workers."""
+        del self._states[state.request_id]
+        if state.allocation is None:
+            self._waiting.remove(state)
+            return
+        self._running.remove(state)
+        self._take_units(state)
+
+    def _take_units(self, state: SequenceState) -> None:
+        """Frees a running request's units, and lets the workers forget it."""
+        self._cache.free(state.request_id)
+        if state.num_sent_tokens:
+            self._ended.append(state.request_id)
+        state.allocation = None
+        state.num_computed_tokens = state.num_sent_tokens = state.num_sent_units = 0
+
+
+def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list[int]:
+    """Shares a step's tokens among running requests.
+
+    Whoever has one token left gets it. Of the rest the oldest of the others gets at least half; the
+    other half goes first to those that it brings to their end, so that a short prompt need not wait
+    for a long one, and then to the oldest again, so that nothing is left over. If prompts are not cut,
+    they go whole and in order: were a shorter one let past, one that fits only an empty step would
+    starve.
+
+    Args:
+        num_left: tokens that each has still to compute, at least 1, oldest first.
+        budget: tokens of the step, at least one a request.
+        chunked: whether a request may get less than it has left, when that is more than one token.
+
+    Returns:
+        Tokens of each.
+    """
+    shares = [int(left == 1) for left in num_left]
+    spare = budget - sum(shares)
+    others = [i for i, left in enumerate(num_left) if left > 1]
+
+    def give(i: int, num_tokens: int) -> None:
+        nonlocal spare
+        shares[i] += num_tokens
+        spare -= num_tokens
+
+    if not chunked:
+        for i in others:
+            if num_left[i] > spare:
+                break
+            give(i, num_left[i])
+        return shares
+    for i in others[:1]:
+        give(i, min(num_left[i], -(-spare // 2)))
+    for i in others[1:]:
+        if num_left[i] <= spare:
+            give(i, num_left[i])
+    for i in others:
+        give(i, min(num_left[i] - shares[i], spare))
+    return shares
+
+
+def _introduce(state: SequenceState) -> NewRequest:
+    """Tells the workers of a request."""
+    state.num_sent_tokens = len(state.tokens)
+    return NewRequest(
+        request_id=state.request_id,
+        tokens=pack_tokens(state.tokens),
+        num_prompt_tokens=state.num_prompt_tokens,
+        params=state.params,
+        seed=state.seed,
+    )
+
+
+def _row(state: SequenceState, num_tokens: int) -> Row:
+    """Work on a request, with the tokens and units that the workers do not have yet."""
+    assert state.allocation is not None, "work on a request that holds no units"
+    units = state.allocation.units
+    row = Row(
+        request_id=state.request_id,
+        start=state.num_computed_tokens,
+        num_tokens=num_tokens,
+        sample=num_tokens == state.num_left,
+        new_tokens=tuple(state.tokens[state.num_sent_tokens :]),
+        new_units=tuple(units[state.num_sent_units :]),
+    )
+    state.num_sent_tokens = len(state.tokens)
+    state.num_sent_units = len(units)
+    return row

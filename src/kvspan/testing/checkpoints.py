@@ -1,0 +1,127 @@
+"""Small checkpoints for tests, written as Hugging Face writes them. Knows no model's code.
+
+Names and shapes are spelled out here a second time, on purpose: a test that took them from the model
+would agree with whatever the model says.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kvspan.config.model import ModelConfig, parse_model_config
+
+
+def write_checkpoint(
+    directory: Path,
+    raw_config: Mapping[str, Any],
+    *,
+    seed: int,
+    shards: int = 1,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """Writes a model with random weights: `config.json` and safetensors files.
+
+    Args:
+        directory: where to; made if it is not there.
+        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+        seed: fixes the weights.
+        shards: 1 writes `model.safetensors`, more write an index with so many files.
+        dtype: of the weights.
+
+    Returns:
+        What was written, by name.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _write_json(directory / "config.json", raw_config)
+    weights = random_weights(raw_config, seed=seed, dtype=dtype)
+    if shards == 1:
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        return weights
+    weight_map: dict[str, str] = {}
+    for i in range(shards):
+        file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        part = {name: weights[name] for name in list(weights)[i::shards]}
+        save_file(part, directory / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    size = sum(tensor.nbytes for tensor in weights.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    _write_json(directory / "model.safetensors.index.json", index)
+    return weights
+
+
+def random_weights(
+    raw_config: Mapping[str, Any], *, seed: int, dtype: torch.dtype = torch.float32
+) -> dict[str, Tensor]:
+    """Random weights for a config, lively enough that no two logits are alike.
+
+    Args:
+        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+        seed: fixes the weights.
+        dtype: of the weights.
+
+    Returns:
+        Name -> tensor: matrices keep the scale of what they multiply, norms are near one and biases
+        near zero, but neither is exactly that.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Tensor:
+        noise = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            return (noise / math.sqrt(shape[1])).to(dtype)
+        return (float(name.endswith("norm.weight")) + 0.1 * noise).to(dtype)
+
+    return {name: draw(name, shape) for name, shape in weight_shapes(raw_config).items()}
+
+
+def weight_shapes(raw_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that Hugging Face saves for a config.
+
+    Args:
+        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+    """
+    c = parse_model_config(raw_config, where="the test's config")
+    vocab = (c.vocab_size, c.hidden_size)
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab}
+    for i in range(c.num_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(c).items()}
+    shapes["model.norm.weight"] = (c.hidden_size,)
+    return shapes if c.tie_word_embeddings else shapes | {"lm_head.weight": vocab}
+
+
+def _layer_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    size, inner = c.hidden_size, c.intermediate_size
+    query, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    attention = {
+        "q_proj": (query, size),
+        "k_proj": (kv, size),
+        "v_proj": (kv, size),
+        "o_proj": (size, query),
+    }
+    mlp = {"gate_proj": (inner, size), "up_proj": (inner, size), "down_proj": (size, inner)}
+    shapes: dict[str, tuple[int, ...]] = {
+        **{f"self_attn.{name}.weight": shape for name, shape in attention.items()},
+        **{f"mlp.{name}.weight": shape for name, shape in mlp.items()},
+        "input_layernorm.weight": (size,),
+        "post_attention_layernorm.weight": (size,),
+    }
+    if c.architecture == "Qwen2ForCausalLM":  # always has them, and its config does not say so
+        del attention["o_proj"]
+        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
+    elif c.attention_bias:
+        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
+    if c.mlp_bias:
+        shapes |= {f"mlp.{name}.bias": shape[:1] for name, shape in mlp.items()}
+    if c.architecture == "Qwen3ForCausalLM":
+        shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")

@@ -1,0 +1,98 @@
+"""Hidden states -> what a step gives: sampled tokens and log-probabilities.
+
+Every rank makes its part of the logits, in the same number of pieces; rank 0 alone looks at them.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvspan.models.base import Model
+from kvspan.sampling.sampler import Sampler, SamplingRow
+from kvspan.step import Row, Sampled, TokenLogprob
+from kvspan.worker.batch import Mirrors, RequestMirror
+
+LOGIT_ROWS = 256
+"""Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
+
+
+class Outputs:
+    """Turns a step's hidden states into its result.
+
+    Args:
+        model: makes logits of hidden states, a collective.
+        sampler: chooses tokens.
+        eos_token_ids: tokens that end a text.
+        is_speaker: whether this rank reports; the others only help to make logits.
+    """
+
+    def __init__(
+        self, model: Model, sampler: Sampler, *, eos_token_ids: Sequence[int], is_speaker: bool
+    ) -> None:
+        self._model, self._sampler = model, sampler
+        self._eos_token_ids, self._is_speaker = eos_token_ids, is_speaker
+
+    def of(self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor) -> tuple[Sampled, ...]:
+        """One entry a row on the speaker, nothing elsewhere.
+
+        Args:
+            rows: the step's rows.
+            mirrors: what is known of their requests.
+            hidden: [R, hidden_size], the final hidden states of all rows.
+        """
+        starts = np.cumsum([0, *(row.num_tokens for row in rows)])
+        prompts = [
+            self._prompt(row, mirrors[row.request_id], hidden[a:])
+            for row, a in zip(rows, starts[:-1], strict=True)
+        ]
+        sampling = [i for i, row in enumerate(rows) if row.sample]
+        sampled: dict[int, Sampled] = {}
+        if sampling:
+            ends = torch.from_numpy(starts[1:][sampling] - 1).to(hidden.device)
+            logits = self._model.logits(hidden[ends])
+            if self._is_speaker:
+                asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
+                sampled = dict(zip(sampling, self._sampler.sample(logits, asked), strict=True))
+        if not self._is_speaker:
+            return ()
+        return tuple(
+            _joined(row, sampled.get(i), prompt)
+            for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
+        )
+
+    def _prompt(
+        self, row: Row, mirror: RequestMirror, hidden: Tensor
+    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+        """Log-probabilities of the prompt's tokens that this row predicts."""
+        if mirror.params.prompt_logprobs is None:
+            return ()
+        stop = min(row.start + row.num_tokens, mirror.num_prompt_tokens - 1)
+        found: list[tuple[TokenLogprob, ...]] = []
+        for start in range(row.start, stop, LOGIT_ROWS):
+            at, size = start - row.start, min(LOGIT_ROWS, stop - start)
+            logits = self._model.logits(hidden[at : at + size])
+            if self._is_speaker:
+                targets = mirror.tokens.values[start + 1 : start + 1 + size]
+                count = mirror.params.prompt_logprobs
+                found.extend(self._sampler.prompt_logprobs(logits, targets, count))
+        return tuple(found)
+
+    def _asked(self, row: Row, mirror: RequestMirror) -> SamplingRow:
+        tokens, prompt = mirror.tokens.values, mirror.num_prompt_tokens
+        return SamplingRow(
+            request_id=row.request_id,
+            params=mirror.params,
+            seed=mirror.seed,
+            position=row.start + row.num_tokens,
+            prompt_ids=tokens[:prompt],
+            output_ids=tokens[prompt:],
+            eos_token_ids=self._eos_token_ids,
+        )
+
+
+def _joined(row: Row, sampled: Sampled | None, prompt: tuple[tuple[TokenLogprob, ...], ...]) -> Sampled:
+    if sampled is None:
+        return Sampled(row.request_id, None, (), prompt)
+    return Sampled(row.request_id, sampled.token_id, sampled.logprobs, prompt)
