@@ -70,7 +70,7 @@ class SequenceState:
 
     Args:
         request_id: the engine's number for it, never used again.
-        tokens: prompt and output; the scheduler appends what is sampled.
+        tokens: prompt and output; the scheduler appends what is sampled, and `keys` follow.
         num_prompt_tokens: how many of them are the prompt.
         params: how tokens are chosen.
         seed: of its random stream.
@@ -117,8 +117,8 @@ class Scheduled:
 
     Args:
         step: for the workers; it has at least one row.
-        admitted: requests that began to run, or began again.
-        preempted: requests that gave their units back.
+        admitted: requests whose first tokens it computes; also when they begin again.
+        preempted: requests that had begun and gave their units back.
     """
 
     step: Step
@@ -196,14 +196,15 @@ class Scheduler:
         assert self._under_way is None, "the last step has not come back"
         preempted = self._make_room()
         self._look_again()
-        admitted = self._admit()
+        self._admit()
         step = self._step()
         if not step.rows:
             return None
         self._ended.clear()
         self._next_step_id += 1
         self._under_way = step
-        return Scheduled(step, tuple(admitted), tuple(preempted))
+        admitted = tuple(new.request_id for new in step.new)
+        return Scheduled(step, admitted, tuple(preempted))
 
     def update(self, result: StepResult) -> list[Progress]:
         """Takes in what the step under way gave.
@@ -257,15 +258,13 @@ class Scheduler:
                 served += 1
                 continue
             assert len(self._running) > 1, f"request {state.request_id} does not fit alone"
-            preempted.append(self._preempt(self._running.pop()))
+            youngest = self._running.pop()
+            if youngest.num_sent_tokens:
+                youngest.num_preemptions += 1
+                preempted.append(youngest.request_id)
+            self._take_units(youngest)
+            self._waiting.appendleft(youngest)  # and will compute prompt and output again
         return preempted
-
-    def _preempt(self, state: SequenceState) -> int:
-        """Sends a request back to the head of the queue; it will compute prompt and output again."""
-        self._take_units(state)
-        state.num_preemptions += 1
-        self._waiting.appendleft(state)
-        return state.request_id
 
     def _look_again(self) -> None:
         """Lets requests that hold units, but were given no tokens yet, hit what others computed."""
@@ -275,14 +274,13 @@ class Scheduler:
                 again = self._cache.look_again(state.request_id, max_hit_tokens=limit)
                 self._begin(state, again)
 
-    def _admit(self) -> list[int]:
+    def _admit(self) -> None:
         """Lets requests run, in order of arrival, while there is room.
 
         A request gets room for its whole prompt and one token more, although its first chunk needs less:
         if prompts took units chunk by chunk, two long ones could fill the pools half done each, and
         preempt one another for ever. So only a decode ever asks for a unit, and the oldest gets it.
         """
-        admitted = []
         while self._waiting and self.num_running < self._config.max_num_seqs:
             state = self._waiting[0]
             allocation = self._cache.allocate(
@@ -295,8 +293,6 @@ class Scheduler:
                 break  # nobody overtakes: a large request would wait for ever
             self._begin(state, allocation)
             self._running.append(self._waiting.popleft())
-            admitted.append(state.request_id)
-        return admitted
 
     def _begin(self, state: SequenceState, allocation: Allocation) -> None:
         """Gives a request of which nothing is computed its units, the hits among them computed."""
@@ -397,13 +393,8 @@ def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list
 def _introduce(state: SequenceState) -> NewRequest:
     """Tells the workers of a request."""
     state.num_sent_tokens = len(state.tokens)
-    return NewRequest(
-        request_id=state.request_id,
-        tokens=pack_tokens(state.tokens),
-        num_prompt_tokens=state.num_prompt_tokens,
-        params=state.params,
-        seed=state.seed,
-    )
+    tokens = pack_tokens(state.tokens)
+    return NewRequest(state.request_id, tokens, state.num_prompt_tokens, state.params, state.seed)
 
 
 def _row(state: SequenceState, num_tokens: int) -> Row:

@@ -15,6 +15,7 @@ share of every sequence.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from kvspan.errors import LayoutError
 
@@ -181,9 +182,9 @@ def legal_layouts(near: Topology, heads: Heads) -> list[str]:
                 yield t
 
     sizes = sorted(range(1, tp_size + 3), key=lambda t: (abs(t - tp_size), t))
-    found = [t for size in sizes for t in fits(size)]
+    found = islice((t for size in sizes for t in fits(size)), 6)
     pcp = f" -pcp {pcp_size}" if pcp_size > 1 else ""
-    return [f"-tp {t.tp_size} -dcp {t.dcp_size}{pcp}" for t in found[:6]]
+    return [f"-tp {t.tp_size} -dcp {t.dcp_size}{pcp}" for t in found]
 
 
 def _broken_rule(topology: Topology, heads: Heads) -> tuple[str, str] | None:

@@ -1,5 +1,6 @@
 """Scheduling against ranks that know nothing but Steps, and check each key that they read."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -397,6 +398,22 @@ def test_the_youngest_gives_way_and_begins_again_at_the_head_of_the_queue() -> N
     assert len(waiting.output_tokens) == 1
 
 
+def test_to_give_way_before_the_first_token_is_no_preemption() -> None:
+    layout = layout_of(block_size=4, dcp_size=1)
+    bench = Bench(layout, blocks_per_pool=7, max_num_batched_tokens=4, max_num_seqs=4)
+    bench.add([1] * 3, new=6)
+    bench.step()
+    bench.add([2] * 15)
+    young = bench.add([3] * 6)
+    assert bench.step().admitted == (1,)  # the young one has units, and nothing computed
+    assert bench.scheduler.num_running == 3
+    scheduled = bench.step()  # the old one asks for a unit
+    assert bench.scheduler.num_running == 2
+    assert scheduled.preempted == scheduled.step.ended == ()
+    bench.drain()
+    assert young.num_preemptions == 0
+
+
 def test_a_scored_prompt_is_scored_once_though_it_is_computed_twice() -> None:
     bench = Bench(layout_of(block_size=4, dcp_size=1), blocks_per_pool=5)
     bench.add([1] * 7, new=6)
@@ -496,6 +513,32 @@ def test_shares_stay_within_the_budget_and_waste_nothing(
         assert all(share in (0, left) for share, left in others)
 
 
+@pytest.mark.parametrize("dcp_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("block_size", "interleave"), [(2, 2), (4, 4), (4, 2), (2, 1)])
+def test_crowded_pools_give_every_request_the_text_it_has_alone(
+    dcp_size: int, block_size: int, interleave: int
+) -> None:
+    layout = layout_of(block_size=block_size, dcp_size=dcp_size, interleave=interleave)
+    bench = Bench(
+        layout,
+        blocks_per_pool=-(-96 // (block_size * dcp_size)),
+        max_num_seqs=6,
+        max_num_batched_tokens=24,
+    )
+    draw = random.Random(dcp_size)
+    for _ in range(40):
+        prefix = [draw.randrange(3)] * draw.randrange(1, 50)
+        bench.add([*prefix, draw.randrange(VOCABULARY)], new=draw.randrange(1, 40))
+        if draw.random() < 0.2:
+            bench.abort(draw.choice(list(bench.states)))
+        for _ in range(draw.randrange(12)):
+            if bench.states:
+                bench.step()
+    bench.drain()
+    assert sum(state.num_preemptions for state in bench.done.values()) > 0
+    assert sum(state.num_cached_tokens or 0 for state in bench.done.values()) > 0
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Random arrivals, lengths, aborts and pools so small that preemption is the rule."""
 
@@ -578,4 +621,4 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase
-TestSchedulerMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSchedulerMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)

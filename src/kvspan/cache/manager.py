@@ -46,6 +46,7 @@ def round_robin(num_free: Sequence[int], *, num_units: int, after: int | None) -
     Returns:
         The pool of each unit.
     """
+    assert num_units <= sum(num_free), "more units than there are"
     left = list(num_free)
     turn = left.index(max(left)) if after is None else (after + 1) % len(left)
     pools: list[int] = []

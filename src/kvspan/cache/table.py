@@ -12,6 +12,7 @@ Knows nothing of who decided the placement (`cache.manager`) or of other request
 """
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,9 +31,11 @@ class RankTable:
     """
 
     def __init__(self, layout: CacheLayout, *, dcp_rank: int, blocks_per_pool: int) -> None:
-        self._layout = layout
+        self._unit_tokens = layout.unit_tokens
+        self._block_size = layout.block_size
         self._blocks_per_pool = blocks_per_pool
-        self._pool, self._lane = divmod(dcp_rank, layout.unit_span)
+        self._pool, lane = divmod(dcp_rank, layout.unit_span)
+        self._places, self._num_before = _share_of_unit(layout, lane)
         self._blocks = Grown(np.zeros(0, np.int32))
         self._owned_before = Grown(np.zeros(1, np.int32))  # [num_units + 1]
 
@@ -52,6 +55,8 @@ class RankTable:
         Args:
             units: in order, each `pool * blocks_per_pool + block`.
         """
+        if not units:
+            return  # as in most steps, and an empty array costs as much as a full one
         pools, blocks = np.divmod(np.asarray(units, np.int64), self._blocks_per_pool)
         mine = pools == self._pool
         self._blocks.extend(blocks[mine])
@@ -67,15 +72,12 @@ class RankTable:
         Returns:
             [stop - start] int64, block * B + offset, or `NO_SLOT` where another rank owns the token.
         """
-        block_size, interleave, span = self._sizes
-        assert stop <= self.num_units * self._layout.unit_tokens, "a token without a unit"
-        unit, offset = np.divmod(np.arange(start, stop), self._layout.unit_tokens)
-        owned, next_owned = self._owned_before.values[unit], self._owned_before.values[unit + 1]
-        run, place = np.divmod(offset, interleave)  # runs of a unit go round its ranks
-        mine = (owned < next_owned) & (run % span == self._lane)
+        assert stop <= self.num_units * self._unit_tokens, "a token without a unit"
+        unit, offset = np.divmod(np.arange(start, stop), self._unit_tokens)
+        owned, place = self._owned_before.values[unit], self._places[offset]
+        mine = (owned < self._owned_before.values[unit + 1]) & (place != NO_SLOT)
         slots = np.full(stop - start, NO_SLOT, np.int64)
-        local_offset = run[mine] // span * interleave + place[mine]
-        slots[mine] = self.blocks[owned[mine]].astype(np.int64) * block_size + local_offset
+        slots[mine] = self.blocks[owned[mine]] * np.int64(self._block_size) + place[mine]
         return slots
 
     def local_bounds(self, bounds: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -87,16 +89,28 @@ class RankTable:
         Returns:
             [n] int32.
         """
-        block_size, interleave, span = self._sizes
-        unit, left = np.divmod(np.asarray(bounds, np.int64), self._layout.unit_tokens)
-        assert np.all(unit + (left > 0) <= self.num_units), "a bound beyond the units"
+        capacity = self.num_units * self._unit_tokens
+        assert bounds.max(initial=0) <= capacity, "a bound beyond the units"
+        unit, left = np.divmod(bounds, self._unit_tokens)
         owned = self._owned_before.values[unit].astype(np.int64)
-        in_part = self._owned_before.values[np.minimum(unit + 1, self.num_units)] - owned  # 0 or 1
-        turns, rest = np.divmod(left, span * interleave)
-        of_part = turns * interleave + np.clip(rest - self._lane * interleave, 0, interleave)
-        local: NDArray[np.int64] = owned * block_size + in_part * of_part
+        is_mine = self._owned_before.values[np.minimum(unit + 1, self.num_units)] - owned  # 0 or 1
+        local: NDArray[np.int64] = owned * self._block_size + is_mine * self._num_before[left]
         return local.astype(np.int32)
 
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        return self._layout.block_size, self._layout.interleave, self._layout.unit_span
+
+@cache
+def _share_of_unit(layout: CacheLayout, lane: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What one of a unit's ranks has of it: the same for every unit of a layout.
+
+    Args:
+        layout: how blocks and ranks share a sequence.
+        lane: the rank's place among those that the unit lies on.
+
+    Returns:
+        places: [U] int64, for each token its place in the rank's block, or `NO_SLOT`.
+        num_before: [U + 1] int64, for each token (and the end) how many of the rank's come before it.
+    """
+    run = np.arange(layout.unit_tokens) // layout.interleave  # runs go round the ranks
+    mine = run % layout.unit_span == lane
+    num_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(mine, dtype=np.int64)])
+    return np.where(mine, num_before[:-1], NO_SLOT), num_before

@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+
 from kvspan.cache.manager import CacheManager
 from kvspan.cache.prefix import KeySpace
+from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
@@ -30,6 +33,7 @@ class Event:
         finish_reason: why it ended with this; None = it goes on.
         stop_token: the one of `stop_token_ids` that ended it, if one did.
         num_cached_tokens: tokens of its prompt that were found in the cache.
+        num_computed_tokens: tokens whose keys and values are in the cache by now.
     """
 
     request_id: int
@@ -39,6 +43,7 @@ class Event:
     finish_reason: FinishReason | None
     stop_token: int | None
     num_cached_tokens: int
+    num_computed_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +199,18 @@ class EngineCore:
         self._count(scheduled.admitted, len(scheduled.preempted), progress)
         return [self._event(p) for p in progress]
 
+    def kv_tokens_by_rank(self) -> list[int]:
+        """Tokens of requests that each DCP rank keeps, by `dcp_rank`; their sum is what was computed."""
+        layout, blocks = self.resolved.cache_layout, self.plan.blocks_per_rank
+        totals = [0] * layout.dcp_size
+        for state in self._states.values():
+            units = state.allocation.units if state.allocation is not None else []
+            for rank in range(layout.dcp_size):
+                table = RankTable(layout, dcp_rank=rank, blocks_per_pool=blocks)
+                table.append(units)
+                totals[rank] += int(table.local_bounds(np.array([state.num_computed_tokens]))[0])
+        return totals
+
     def check(self) -> None:
         """Recounts every invariant of scheduler and cache; for tests."""
         self._scheduler.check()
@@ -216,6 +233,7 @@ class EngineCore:
             finish_reason=reason,
             stop_token=stop_token,
             num_cached_tokens=state.num_cached_tokens or 0,
+            num_computed_tokens=state.num_computed_tokens,
         )
 
     def _finish(

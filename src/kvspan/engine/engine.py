@@ -23,6 +23,9 @@ class Generation:
         prompt_ids: its token ids.
         params: how tokens are chosen.
         outputs: by the engine's number, in order of their index.
+        prompt_logprobs: of the prompt's tokens, as far as they have come.
+        num_cached_tokens: tokens of the prompt that were found in the cache.
+        num_computed_tokens: tokens of prompt and first output that are in the cache by now.
     """
 
     request_id: str
@@ -32,6 +35,7 @@ class Generation:
     outputs: dict[int, OutputText] = field(default_factory=dict)
     prompt_logprobs: list[dict[int, Logprob] | None] = field(default_factory=lambda: [None])
     num_cached_tokens: int = 0
+    num_computed_tokens: int = 0
 
     @property
     def finished(self) -> bool:
@@ -157,6 +161,7 @@ class Engine:
         output = generation.outputs[event.request_id]
         first = next(iter(generation.outputs))
         if event.request_id == first:
+            generation.num_computed_tokens = event.num_computed_tokens
             named = (named_logprobs(each, self._decoder) for each in event.prompt_logprobs)
             generation.prompt_logprobs.extend(named)
             generation.num_cached_tokens = event.num_cached_tokens

@@ -1,6 +1,6 @@
 """The offline API: `LLM(model).generate(prompts)`. Names are those that users of the field know."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +11,7 @@ from kvspan.clock import WallClock
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.engine.build import build_engine
-from kvspan.engine.engine import Engine, Generation, Piece, Prompt
+from kvspan.engine.engine import Generation, Piece, Prompt
 from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import RequestOutput, SamplingParams
@@ -34,17 +34,21 @@ class LLM:
     """
 
     def __init__(self, model: str, **options: Any) -> None:
-        self._start(build_engine(EngineConfig.from_mapping({"model": model, **options})))
+        self.engine = build_engine(EngineConfig.from_mapping({"model": model, **options}))
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Self:
-        """The same from options that have been read already."""
-        llm = cls.__new__(cls)
-        llm._start(build_engine(config))
-        return llm
+    def from_config(
+        cls, config: EngineConfig, *, told: Callable[[Resolved], None] = lambda _: None
+    ) -> Self:
+        """The same from options that have been read already.
 
-    def _start(self, engine: Engine) -> None:
-        self.engine = engine
+        Args:
+            config: options.
+            told: called with what will run before it is started.
+        """
+        llm = cls.__new__(cls)
+        llm.engine = build_engine(config, told=told)
+        return llm
 
     @property
     def resolved(self) -> Resolved:
@@ -95,6 +99,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answers conversations, batched together.
@@ -104,7 +109,8 @@ class LLM:
             sampling_params: for all, or one for each.
             use_tqdm: show a progress bar on a terminal.
             add_generation_prompt: open the assistant's turn.
-            chat_template_kwargs: more for the model's chat template, e.g. `enable_thinking`.
+            chat_template: a Jinja template instead of the model's own.
+            chat_template_kwargs: more for the template, e.g. `enable_thinking`.
 
         Returns:
             One output a conversation, in order.
@@ -114,6 +120,7 @@ class LLM:
             self.chat_prompt(
                 conversation,  # type: ignore[arg-type]
                 add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
                 chat_template_kwargs=chat_template_kwargs,
             )
             for conversation in several
@@ -125,10 +132,20 @@ class LLM:
         messages: Messages,
         *,
         add_generation_prompt: bool = True,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Token ids of a conversation, as the model's chat template writes it."""
+        """Token ids of a conversation.
+
+        Args:
+            messages: the conversation.
+            add_generation_prompt: open the assistant's turn.
+            chat_template: a Jinja template instead of the model's own.
+            chat_template_kwargs: more for the template.
+        """
         tokenizer = self.get_tokenizer()
+        if chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(chat_template)
         text = tokenizer.apply_chat_template(
             messages, add_generation_prompt=add_generation_prompt, template_kwargs=chat_template_kwargs
         )

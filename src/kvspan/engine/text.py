@@ -50,6 +50,11 @@ class OutputText:
         """Why it ended; None = it goes on."""
         return self._finish_reason
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self._token_ids)
+
     def push(self, event: Event) -> str:
         """Takes in what a step gave.
 

@@ -6,6 +6,7 @@ contains.
 """
 
 import contextlib
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,9 +92,9 @@ class MultiprocessExecutor:
             KvspanError: what a rank refused to load, as the class it was (`ModelError`, `ConfigError`).
             EngineDeadError: a rank died, hung or failed otherwise. All have been ended.
         """
-        assert self._crew is None, "an executor is started once"
+        assert self._crew is None, "the ranks run already"
         children: list[Child] = []
-        weakref.finalize(self, _abandon, children)
+        weakref.finalize(self, _abandon, children, os.getpid())
         server = fork_server()
         for rank in range(self._world_size):
             children.append(server.fork(self._target, rank=rank, num_threads=self._threads_per_rank))
@@ -191,13 +192,17 @@ class MultiprocessExecutor:
         return EngineDeadError(self._why_dead + _traceback_tail(loss.failed))
 
 
-def _abandon(children: Sequence[Child]) -> None:
+def _abandon(children: Sequence[Child], driver_pid: int) -> None:
     """Ends what an executor that nobody has shut down leaves behind."""
-    for child in children:
+    mine = children if os.getpid() == driver_pid else ()  # a fork of the driver ends, not the driver
+    for child in mine:
         child.kill()
         child.close()
 
 
 def _traceback_tail(failed: Failed | None) -> str:
-    lines = failed.traceback.splitlines()[-_TRACEBACK_LINES:] if failed is not None else []
-    return "".join(f"\n  rank {failed.rank} | {line}" for line in lines) if failed is not None else ""
+    """The last lines of a rank's traceback, below the sentence; nothing for a rank that left none."""
+    if failed is None:
+        return ""
+    lines = failed.traceback.splitlines()[-_TRACEBACK_LINES:]
+    return "".join(f"\n  rank {failed.rank} | {line}" for line in lines)

@@ -52,6 +52,15 @@ def test_chains_of_two_engines_never_meet(other: KeySpace) -> None:
     assert SPACE.root() != other.root()
 
 
+def test_the_same_prompt_under_two_interleaves_is_no_cross_hit() -> None:
+    chains = [
+        chain(list(range(256)), KeySpace(layout=layout, kv_dtype="bf16", model="tiny"))
+        for layout in (CacheLayout(block_size=16, dcp_size=4, interleave=i) for i in (1, 16))
+    ]
+    assert [len(keys) for keys in chains] == [4, 16]
+    assert not set(chains[0]) & set(chains[1])
+
+
 def test_chains_of_two_salts_never_meet() -> None:
     tokens = list(range(32))
     assert not set(chain(tokens)) & set(chain(tokens, salt="tenant 1"))

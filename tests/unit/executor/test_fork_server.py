@@ -54,7 +54,7 @@ def test_a_warm_zygote_forks_in_no_time() -> None:
     load(second := fork_server().fork(TARGET, rank=0, num_threads=1))
     took_s = clock.now_s() - start_s
     second.close()
-    assert took_s < 1.0  # it is about 0.02; importing torch again would be 2
+    assert took_s < 1.2  # it is about 0.02; importing torch again takes 1.3 and more
 
 
 def test_a_shut_leash_kills_even_a_stopped_rank() -> None:
@@ -65,6 +65,18 @@ def test_a_shut_leash_kills_even_a_stopped_rank() -> None:
     assert told(child) == -signal.SIGKILL
     child.close()
     child.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_everybody_ends_ranks_but_not_the_server_that_tidies_up(number: int) -> None:
+    child = fork_server().fork(TARGET, rank=0, num_threads=1)
+    rank = psutil.Process(load(child).report.weight_bytes)
+    zygote = psutil.Process(fork_server().pid)
+    zygote.send_signal(number)
+    rank.send_signal(number)
+    told(child)
+    assert told(child) == -number  # the zygote has lived to tell
+    child.close()
 
 
 def test_closing_the_server_ends_its_ranks_and_removes_its_private_paths() -> None:

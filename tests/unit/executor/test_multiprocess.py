@@ -120,6 +120,33 @@ def test_an_executor_that_is_dropped_leaves_no_process() -> None:
     assert not alive
 
 
+def test_a_fork_of_the_driver_that_ends_ends_no_rank() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=25)
+    assert ran.stdout == "still there\n", ran.stderr
+
+
+FORKING = """
+import os, sys
+import msgspec
+from kvspan.executor.multiprocess import MultiprocessExecutor
+from kvspan.step import Step
+executor = MultiprocessExecutor(
+    world_size=1, payload=msgspec.msgpack.encode({}), target="kvspan.testing.toy_worker:run",
+    step_timeout_s=10, start_timeout_s=20, threads_per_rank=1,
+)
+executor.start()
+pid = os.fork()
+if pid == 0:
+    sys.exit()
+os.waitpid(pid, 0)
+executor.submit(Step(0, (), (), ()))
+executor.collect()
+executor.shutdown()
+assert "torch" not in sys.modules, "a driver needs no torch"
+print("still there")
+"""
+
+
 GUARDLESS = """
 import msgspec
 from kvspan.executor.multiprocess import MultiprocessExecutor

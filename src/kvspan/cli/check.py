@@ -1,0 +1,110 @@
+"""`kvspan check`: does a layout give what one rank gives, on this model and this machine?"""
+
+import argparse
+import sys
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from kvspan.check.compare import FP32_BOUND, NARROW_FACTOR, Exact, Narrow
+from kvspan.check.run import Verdict, check
+from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.startup import stderr_console
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_engine_flags(parser, positional_model=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command: exit code 0 if the layout agrees with one rank, 1 if not."""
+    config = engine_config(arguments)
+    console = stderr_console()
+    verdict = check(config, told=lambda what: console.print(f"running {what}", style="dim"))
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(_plain(verdict)).decode() + "\n")
+    else:
+        _print(Console(highlight=False), verdict)
+    return 0 if verdict.holds else 1
+
+
+def _print(console: Console, verdict: Verdict) -> None:
+    layout = verdict.layout
+    lengths = ", ".join(map(str, verdict.prompt_lengths))
+    console.print(
+        f"{layout.model}: -tp {layout.tp_size} -dcp {layout.dcp_size}, interleave {layout.interleave}, "
+        f"{layout.exchange}, queries {'replicated' if layout.replicate_q else 'gathered'}, beside one "
+        f"rank; prompts of {lengths} tokens.",
+        markup=False,
+    )
+    console.print(_exact_table(verdict.exact))
+    if verdict.narrow:
+        console.print(_narrow_table(verdict.narrow, layout.dtype))
+    word = "equal" if verdict.holds else "NOT equal"
+    console.print(f"{word}: -tp {layout.tp_size} -dcp {layout.dcp_size} and one rank", markup=False)
+
+
+def _exact_table(runs: tuple[Exact, ...]) -> Table:
+    table = Table(
+        "float32",
+        "output tokens",
+        "different",
+        "worst log-probability",
+        "",
+        title=f"Tokens equal, log-probabilities within {FP32_BOUND:g}",
+        title_justify="left",
+    )
+    for run in runs:
+        table.add_row(
+            run.name, f"{run.num_tokens}", f"{run.different}", f"{run.worst:.1e}", _word(run.holds)
+        )
+    return table
+
+
+def _narrow_table(runs: tuple[Narrow, ...], dtype: str) -> Table:
+    table = Table(
+        dtype,
+        "positions",
+        "median: one rank",
+        "layout",
+        "p99: one rank",
+        "layout",
+        "flips: one rank",
+        "layout",
+        "",
+        title=f"Distance to float32 on its tokens: at most {NARROW_FACTOR} times one rank's",
+        title_justify="left",
+    )
+    for run in runs:
+        near, far = run.one_rank, run.layout
+        table.add_row(
+            run.name,
+            f"{far.num_positions}",
+            f"{near.median:.4f}",
+            f"{far.median:.4f}",
+            f"{near.p99:.4f}",
+            f"{far.p99:.4f}",
+            f"{run.one_rank_flips}",
+            f"{run.layout_flips}",
+            _word(run.holds),
+        )
+    return table
+
+
+def _word(holds: bool) -> str:
+    return "ok" if holds else "BEYOND"
+
+
+def _plain(verdict: Verdict) -> dict[str, object]:
+    return {
+        "model": verdict.layout.model,
+        "tensor_parallel_size": verdict.layout.tp_size,
+        "decode_context_parallel_size": verdict.layout.dcp_size,
+        "prompt_lengths": verdict.prompt_lengths,
+        "float32": verdict.exact,
+        verdict.layout.dtype: verdict.narrow,
+        "equal": verdict.holds,
+    }

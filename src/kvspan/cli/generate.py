@@ -1,0 +1,103 @@
+"""`kvspan generate`: completes a prompt or answers a message, token by token."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.startup import print_capacity, print_choices, stderr_console
+from kvspan.cli.streaming import stream
+from kvspan.engine.engine import Prompt
+from kvspan.engine.llm import LLM
+from kvspan.errors import ConfigError
+from kvspan.request import SamplingParams
+
+DEFAULT_MAX_TOKENS = 256
+
+SAMPLING: dict[str, tuple[type, str]] = {
+    "max_tokens": (int, f"tokens of output at the most (default: {DEFAULT_MAX_TOKENS})"),
+    "min_tokens": (int, "no end of text before this many tokens"),
+    "temperature": (float, "0 always takes the most probable token (default: 1)"),
+    "top_k": (int, "choose among this many most probable tokens; 0 = all"),
+    "top_p": (float, "choose among the most probable tokens that together have this probability"),
+    "min_p": (float, "leave out tokens less probable than this times the most probable one"),
+    "presence_penalty": (float, "taken off the logit of a token that the output has"),
+    "frequency_penalty": (float, "the same for each time that it has it"),
+    "repetition_penalty": (float, "divides the logit of a token that prompt or output has"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    prompt = parser.add_argument_group("Prompt")
+    source = prompt.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="the prompt")
+    source.add_argument("--prompt-file", metavar="FILE", help="a file with the prompt; - = stdin")
+    prompt.add_argument("--chat", action="store_true", help="the prompt is a message to be answered")
+    prompt.add_argument("--system", metavar="TEXT", help="with --chat: the system message")
+    prompt.add_argument(
+        "--chat-template", metavar="FILE", type=Path, help="with --chat: a Jinja template of your own"
+    )
+    prompt.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    sampling = parser.add_argument_group("Sampling", "Its seed is --seed.")
+    for name, (kind, help_line) in SAMPLING.items():
+        flag = f"--{name.replace('_', '-')}"
+        sampling.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=help_line)
+    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the output")
+    sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end of text")
+    add_engine_flags(parser, positional_model=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    params, text = _params(arguments), _prompt_text(arguments)
+    config = engine_config(arguments)
+    if (arguments.system or arguments.chat_template) and not arguments.chat:
+        raise ConfigError("--system and --chat-template go with --chat.")
+    console = stderr_console()
+    with LLM.from_config(config, told=lambda resolved: print_choices(console, resolved)) as llm:
+        print_capacity(console, llm.engine.core)
+        prompt = _prompt(llm, arguments, text)
+        if arguments.json:
+            (result,) = llm.generate([prompt], params)
+            sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+        else:
+            stream(llm, prompt, params, console=console)
+    return 0
+
+
+def _params(arguments: argparse.Namespace) -> SamplingParams:
+    typed = {name: value for name, value in vars(arguments).items() if name in SAMPLING}
+    asked = {"max_tokens": DEFAULT_MAX_TOKENS, **typed}
+    return SamplingParams.from_mapping(
+        {**asked, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos}
+    )
+
+
+def _prompt_text(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    if arguments.prompt_file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(arguments.prompt_file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {error}.") from error
+
+
+def _prompt(llm: LLM, arguments: argparse.Namespace, text: str) -> Prompt:
+    if not arguments.chat:
+        return text
+    messages = [{"role": "user", "content": text}]
+    if arguments.system is not None:
+        messages.insert(0, {"role": "system", "content": arguments.system})
+    return llm.chat_prompt(messages, chat_template=_template(arguments.chat_template))
+
+
+def _template(path: Path | None) -> str | None:
+    try:
+        return None if path is None else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
