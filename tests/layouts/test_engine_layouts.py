@@ -179,7 +179,9 @@ def test_aborts_leave_the_others_alone(
         assert llm.engine.core.free_tokens == empty
 
 
-def test_more_than_one_rank_can_hold_is_served(model: Path, one_rank: dict[str, list[Generation]]) -> None:
+def test_more_than_one_rank_can_hold_is_served(
+    model: Path, one_rank: dict[str, list[Generation]]
+) -> None:
     """64 tokens a rank, 8 ranks: 205 prompt tokens and 12 new ones fit in 512, and in no one rank."""
     with engine(model, **LAYOUTS["T8-W8"], max_model_len=240) as roomy:
         bytes_per_token = roomy.engine.core.reports[0].kv_bytes_per_token

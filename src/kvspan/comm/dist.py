@@ -136,7 +136,7 @@ class DistGroup:
         largest = max(sizes)
         padded = _bytes_of(x) if sizes[self.rank] == largest else _padded(x, largest)
         every = torch.empty(self.size * padded.numel(), dtype=torch.uint8, device=x.device)
-        work = dist.all_gather_into_tensor(every, padded, group=self._group, async_op=True)
+        work = dist.all_gather(list(every.chunk(self.size)), padded, group=self._group, async_op=True)
 
         def finish() -> Tensor:
             rows = every.view(x.dtype).view(self.size, largest, *x.shape[1:])

@@ -7,7 +7,7 @@ UNSURE = "\ufffd"
 """What decoders write for bytes that are not a character: not one yet, or not one at all."""
 
 MAX_UNSURE_TOKENS = 16
-"""Tokens to wait for the end of a character. None has more than 4 bytes, so none takes this long."""
+"""Tokens to wait for text. A character has 4 bytes at the most, so none takes this long."""
 
 CONTEXT_TOKENS = 8
 """Tokens kept before the ones to decode when a window begins at no known border of a character."""
@@ -41,8 +41,8 @@ class Detokenizer:
                         |-----------|        left, or a decoder takes it for the first word and
                             window           drops its leading space
 
-    A window moves on when its text ends with a whole character. U+FFFD at its end is held back, since
-    it may be half a character; it is let through when something follows it that makes no sense of it.
+    The window moves on whenever it lets text through. U+FFFD at its end is held back, since it may be
+    half a character; it is let through when something follows it that makes no sense of it.
 
     Args:
         decoder: made for the model's tokenizer.
@@ -82,7 +82,7 @@ class Detokenizer:
         piece = self._say(len(text) - num_unsure)
         if gave_up:
             self._forget(len(self._window) - CONTEXT_TOKENS, num_unsure)
-        elif piece and not num_unsure:
+        elif piece:
             self._forget(self._num_context, num_unsure)
         return piece
 
@@ -95,11 +95,7 @@ class Detokenizer:
 
         The first tokens are kept: a space before the first word, which decoders drop, looks the same.
         """
-        return (
-            text == self._text
-            and (self._num_said > 0 or len(self._window) >= MAX_UNSURE_TOKENS)
-            and not self._decode([token_id])
-        )
+        return text == self._text and self._num_said > 0 and not self._decode([token_id])
 
     def _say(self, until: int) -> str:
         """Counts the window's text up to `until` as said, and gives what of it was not before."""

@@ -116,7 +116,7 @@ def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
     by as little as the probabilities do. float64, since 50,000 terms in float32 would lose the rarest.
 
     Args:
-        weights: [R, V] float64, not negative, not all 0 in a row; need not sum to 1.
+        weights: [R, V] float64, not negative; the greatest of a row is 1.
         uniforms: R numbers in [0, 1).
 
     Returns:

@@ -232,8 +232,9 @@ def test_a_draw_takes_the_first_token_whose_sum_is_more() -> None:
     assert draw(weights, u).tolist() == [1, 1, 3, 3, 4, 4]
 
 
+@settings(deadline=None)
 @given(
-    weights=st.lists(st.floats(0, 1e6), min_size=1, max_size=20).filter(any),
+    weights=st.lists(st.floats(0, 1), max_size=20).flatmap(lambda ws: st.permutations([1.0, *ws])),
     u=st.one_of(st.just(1 - 2.0**-53), st.floats(0, 1, exclude_max=True)),
 )
 def test_a_draw_never_takes_a_token_left_out(weights: list[float], u: float) -> None:
@@ -265,6 +266,7 @@ def test_greedy_takes_the_lowest_id_of_the_most_probable(params: SamplingParams)
     assert sample_one([1.0, 4.0, -2.0, 4.0, 4.0], params).token_id == 1
 
 
+@settings(max_examples=50, deadline=None)
 @given(logits=logit_lists, seed=st.integers(0, 99))
 def test_temperature_0_equals_top_k_1(logits: list[float], seed: int) -> None:
     cold, narrow = SamplingParams(temperature=0.0), SamplingParams(top_k=1)

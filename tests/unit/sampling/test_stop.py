@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.sampling.stop import Released, StopChecker
@@ -101,6 +101,7 @@ def test_a_long_stop_string_costs_its_length_once() -> None:
     assert (len("".join(pieces)), found) == (10_000, stop)
 
 
+@settings(max_examples=200, deadline=None)
 @given(text=texts, stop=stops, sizes=st.lists(st.integers(0, 6), max_size=15), include=st.booleans())
 def test_pieces_are_as_good_as_the_whole(
     text: str, stop: list[str], sizes: list[int], include: bool
@@ -109,6 +110,7 @@ def test_pieces_are_as_good_as_the_whole(
     assert ("".join(pieces), found) == naive(text, stop, include=include)
 
 
+@settings(max_examples=200, deadline=None)
 @given(text=texts, stop=stops)
 def test_no_more_is_held_back_than_could_become_a_stop_string(text: str, stop: list[str]) -> None:
     checker = StopChecker(stop)
