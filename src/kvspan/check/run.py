@@ -64,6 +64,9 @@ def check(asked: EngineConfig, *, told: Callable[[str], None] = lambda _: None) 
     """
     resolved, tokenizer = resolve_engine(asked)
     prompts = _prompts(resolved, tokenizer)
+    # No more room than the prompts need: a cache for the model's whole context may not fit here.
+    longest = max(map(len, prompts)) + OUTPUT_TOKENS
+    asked = replace(asked, max_model_len=min(longest + 1, resolved.max_model_len))
     exact, outputs = _check_exact(asked, prompts, told)
     narrow: tuple[Narrow, ...] = ()
     if resolved.dtype != "float32" or resolved.kv_dtype != "float32":
@@ -122,6 +125,7 @@ def _one_rank(asked: EngineConfig) -> EngineConfig:
         tensor_parallel_size=1,
         decode_context_parallel_size=1,
         cp_kv_cache_interleave_size=None,
+        kv_cache_memory=None,  # what was asked for may be enough for several ranks only
         dcp_comm_backend="auto",
         dcp_q_replicate="auto",
         distributed_executor_backend="auto",

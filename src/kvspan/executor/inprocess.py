@@ -6,7 +6,7 @@ A rank has a thread of its own, so that `submit` returns at once here as it does
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import BrokenBarrierError
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -14,24 +14,9 @@ from kvspan.comm.group import World
 from kvspan.comm.local import local_worlds
 from kvspan.errors import EngineDeadError
 from kvspan.step import RankReport, Step, StepResult
+from kvspan.worker.loop import RankWorker
 
 T = TypeVar("T")
-
-
-class RankWorker(Protocol):
-    """What a rank does; see `worker.worker.Worker`."""
-
-    def load(self) -> RankReport:
-        """Loads this rank's weights."""
-        ...
-
-    def allocate_cache(self, num_blocks: int) -> None:
-        """Makes room for `num_blocks` blocks."""
-        ...
-
-    def execute(self, step: Step) -> StepResult:
-        """Does a step."""
-        ...
 
 
 class InProcessExecutor:

@@ -5,7 +5,7 @@ import torch
 
 from kvspan.comm.dist import DistWorld
 from kvspan.config.resolved import Resolved
-from kvspan.worker.loop import failures_told, serve
+from kvspan.worker.loop import serve
 from kvspan.worker.messages import Channel
 from kvspan.worker.worker import Worker, rank_device
 
@@ -29,21 +29,22 @@ def run(channel: Channel, payload: bytes, rank: int) -> None:
         channel: to the driver.
         payload: a msgpack `RankStart`.
         rank: of this process.
+
+    Whatever it raises is told to the driver by the fork-server, which calls it.
     """
-    with failures_told(channel, rank):
-        start = msgspec.msgpack.decode(payload, type=RankStart)
-        resolved = start.resolved
-        device = rank_device(resolved.device, rank)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        world = DistWorld.connect(
-            rank=rank,
-            size=resolved.topology.world_size,
-            store_path=start.store_path,
-            backend=resolved.comm,
-            # A little more than the driver waits, so that it is the driver who says what happened.
-            timeout_s=resolved.step_timeout_s + 60,
-            device=device,
-        )
-        serve(channel, Worker(resolved, world), rank)
-        world.close()
+    start = msgspec.msgpack.decode(payload, type=RankStart)
+    resolved = start.resolved
+    device = rank_device(resolved.device, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    world = DistWorld.connect(
+        rank=rank,
+        size=resolved.topology.world_size,
+        store_path=start.store_path,
+        backend=resolved.comm,
+        # A little more than the driver waits, so that it is the driver who says what happened.
+        timeout_s=resolved.step_timeout_s + 60,
+        device=device,
+    )
+    serve(channel, Worker(resolved, world), rank)
+    world.close()

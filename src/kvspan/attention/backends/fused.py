@@ -2,8 +2,9 @@
 
 A sequence's blocks are gathered into one dense [Hkv, K, D], and all query heads of a KV head go through
 the fused operator as rows of one problem, so that keys are read once for the group. Query rows are
-taken in tiles, each of which ends its keys at the last one that the tile sees: most of the causal
-triangle's empty half is never computed, and a mask stays small at any context.
+taken in tiles. The keys that all rows of a tile see need no mask; the few on the diagonal, which only
+some see, get a small one; the two partial results are merged like any others, and the causal
+triangle's empty half is never computed.
 """
 
 from collections.abc import Iterator
@@ -14,9 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvspan.attention.contract import Capabilities, KeyIndex
+from kvspan.attention.merge import merge_shards
 
-MASK_ELEMENTS = 1 << 22
-"""Elements of the largest mask that one tile may need (8 MiB in bf16)."""
 Bounds = NDArray[np.int64]
 TILE_ROWS = 512
 """Rows (query tokens times query heads of a KV head) of the largest tile."""
@@ -42,7 +42,7 @@ class FusedKernel:
             if num_keys == 0:  # the fused operators divide by the number of keys
                 continue
             k, v = (_dense(blocks, table, num_keys) for blocks in (keys, values))
-            for tile in _tiles(rows, num_keys, query.shape[1] // keys.shape[1]):
+            for tile in _tiles(rows, query.shape[1] // keys.shape[1]):
                 self._tile(query, k, v, index, tile, scale, out, lse)
         return out, lse
 
@@ -57,27 +57,21 @@ class FusedKernel:
         out: Tensor,
         lse: Tensor,
     ) -> None:
-        first, last = index.first[rows], index.last[rows]
-        num_keys = int(last.max())
-        sees = last > first
-        if not sees.any():
-            return
         q = query[rows]
         n, heads, dim = q.shape
         kv_heads, group = k.shape[0], heads // k.shape[0]
         q = q.view(n, kv_heads, group, dim).permute(1, 2, 0, 3).reshape(kv_heads, 1, group * n, dim)
-        mask = _mask(first, last, num_keys, q)
-        part, part_lse = _attend(
-            q, k[:, None, :num_keys], v[:, None, :num_keys], mask, group, scale
-        )  # [Hkv, 1, G * n, D], [Hkv, 1, G * n]
-        part = part.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).flatten(1, 2)
-        part_lse = part_lse.reshape(kv_heads, group, n).permute(2, 0, 1).flatten(1, 2)
-        if sees.all():
-            out[rows], lse[rows] = part, part_lse
+        parts = [
+            _attend(q, k[:, None, keys], v[:, None, keys], sees, group, scale)
+            for keys, sees in _key_ranges(index.first[rows], index.last[rows], q.device)
+        ]  # [Hkv, 1, G * n, D] and [Hkv, 1, G * n] each
+        if not parts:
             return
-        # Where a mask hides every key, torch answers LSE 0 and not -inf: keep only rows that see one.
-        kept = torch.from_numpy(np.flatnonzero(sees)).to(query.device)
-        out[rows][kept], lse[rows][kept] = part[kept], part_lse[kept]
+        part, part_lse = merge_shards(
+            torch.stack([o[:, 0] for o, _ in parts]), torch.stack([m[:, 0] for _, m in parts])
+        )
+        out[rows] = part.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).flatten(1, 2)
+        lse[rows] = part_lse.view(kv_heads, group, n).permute(2, 0, 1).flatten(1, 2)
 
 
 def _dense(blocks: Tensor, table: Tensor, num_keys: int) -> Tensor:
@@ -87,37 +81,61 @@ def _dense(blocks: Tensor, table: Tensor, num_keys: int) -> Tensor:
     return used.transpose(0, 1).reshape(kv_heads, -1, dim)[:, :num_keys]
 
 
-def _tiles(rows: slice, num_keys: int, group: int) -> Iterator[slice]:
+def _tiles(rows: slice, group: int) -> Iterator[slice]:
     """Cuts a sequence's rows so that a tile's mask stays small."""
-    size = max(min(TILE_ROWS, MASK_ELEMENTS // num_keys) // group, 1)
+    size = max(TILE_ROWS // group, 1)
     for start in range(rows.start, rows.stop, size):
         yield slice(start, min(start + size, rows.stop))
 
 
-def _mask(first: Bounds, last: Bounds, num_keys: int, q: Tensor) -> Tensor | None:
-    """[n, K] in the query's dtype, 0 for a visible key and -inf for a hidden one; None = all visible."""
-    if (first == 0).all() and (last == num_keys).all():
-        return None
-    place = torch.arange(num_keys, device=q.device)
-    lo, hi = (torch.from_numpy(bound).to(q.device)[:, None] for bound in (first, last))
-    hidden = (place < lo) | (place >= hi)
-    return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf)
+def _key_ranges(
+    first: Bounds, last: Bounds, device: torch.device
+) -> Iterator[tuple[slice, Tensor | None]]:
+    """Cuts a tile's keys into those that all its rows see, and the few before and after them.
+
+    Yields:
+        Ranges of keys, none empty, each with [n, K] bool "row sees key"; None = every row sees all.
+    """
+    rows = np.flatnonzero(last > first)  # a row that sees nothing must not empty the common range
+    if not len(rows):
+        return
+    lowest, highest = int(first[rows].min()), int(last[rows].max())
+    start = min(int(first[rows].max()), highest)
+    stop = max(int(last[rows].min()), start)
+    everybody = len(rows) == len(first)
+    lo, hi = (torch.from_numpy(bound).to(device)[:, None] for bound in (first, last))
+    for a, b in ((lowest, start), (start, stop), (stop, highest)):
+        if a < b:
+            place = torch.arange(a, b, device=device)
+            common = a == start and everybody
+            yield slice(a, b), None if common and b == stop else (lo <= place) & (place < hi)
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, group: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, group: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Fused attention and its natural-log LSE; `mask` [n, K] stands for each of `group` heads."""
-    bias = None if mask is None else mask.repeat(group, 1)[None, None]
+    """Fused attention and its natural-log LSE; `sees` [n, K] holds for each of `group` heads."""
+    bias = None
+    if sees is not None:
+        sees = sees.repeat(group, 1)
+        bias = torch.zeros(sees.shape, dtype=q.dtype, device=q.device).masked_fill_(~sees, -torch.inf)
+    out, lse = _fused(q, k, v, bias, scale)
+    if sees is not None:  # where a mask hides every key, torch answers LSE 0 and not -inf
+        lse = lse.masked_fill(~sees.any(-1), -torch.inf)
+    return out, lse
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """torch's operator for the device; `bias` [G * n, K] in the query's dtype."""
     if q.device.type == "cpu":
+        mask = None if bias is None else bias[None, None]
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=bias, scale=scale
+            q, k, v, 0.0, False, attn_mask=mask, scale=scale
         )
         return out, lse
-    if bias is not None:
-        bias = _aligned(bias).expand(q.shape[0], -1, -1, -1)
+    mask = None if bias is None else _aligned(bias).expand(q.shape[0], 1, -1, -1)
     out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias, True, 0.0, False, scale=scale
+        q, k, v, mask, True, 0.0, False, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the operator pads the rows of its LSE
 
