@@ -5,6 +5,7 @@ split changes rounding as much as the dtype itself does; so both are compared wi
 tokens, and the layout may be little farther from it than one rank is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -89,11 +90,16 @@ class Narrow:
 
     @property
     def holds(self) -> bool:
-        """Whether the run is within its bounds."""
+        """Whether the run is within its bounds.
+
+        One rank has flips too, a few in thousands of positions. As a count of rare events theirs has a
+        standard deviation of its root, and the layout's may exceed it by three of those.
+        """
+        allowed_flips = self.one_rank_flips + 3 * math.sqrt(self.one_rank_flips + 1)
         return (
             self.layout.median <= NARROW_FACTOR * self.one_rank.median
             and self.layout.p99 <= NARROW_FACTOR * self.one_rank.p99
-            and self.layout_flips <= self.one_rank_flips
+            and self.layout_flips <= allowed_flips
         )
 
 

@@ -52,7 +52,7 @@ def _exact_table(runs: tuple[Exact, ...]) -> Table:
         "float32",
         "output tokens",
         "different",
-        "worst log-probability",
+        "worst difference",
         "",
         title=f"Tokens equal, log-probabilities within {FP32_BOUND:g}",
         title_justify="left",
@@ -66,16 +66,13 @@ def _exact_table(runs: tuple[Exact, ...]) -> Table:
 
 def _narrow_table(runs: tuple[Narrow, ...], dtype: str) -> Table:
     table = Table(
-        dtype,
+        f"{dtype}\n(one rank / layout)",
         "positions",
-        "median: one rank",
-        "layout",
-        "p99: one rank",
-        "layout",
-        "flips: one rank",
-        "layout",
+        "median",
+        "p99",
+        "flips",
         "",
-        title=f"Distance to float32 on its tokens: at most {NARROW_FACTOR} times one rank's",
+        title=f"Distance to float32, on its tokens: at most {NARROW_FACTOR} times one rank's",
         title_justify="left",
     )
     for run in runs:
@@ -83,12 +80,9 @@ def _narrow_table(runs: tuple[Narrow, ...], dtype: str) -> Table:
         table.add_row(
             run.name,
             f"{far.num_positions}",
-            f"{near.median:.4f}",
-            f"{far.median:.4f}",
-            f"{near.p99:.4f}",
-            f"{far.p99:.4f}",
-            f"{run.one_rank_flips}",
-            f"{run.layout_flips}",
+            f"{near.median:.4f} / {far.median:.4f}",
+            f"{near.p99:.4f} / {far.p99:.4f}",
+            f"{run.one_rank_flips} / {run.layout_flips}",
             _word(run.holds),
         )
     return table
