@@ -12,6 +12,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from kvspan.config.model import ModelConfig, parse_model_config
@@ -53,6 +57,26 @@ def write_checkpoint(
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     _write_json(directory / "model.safetensors.index.json", index)
     return weights
+
+
+def write_tokenizer(directory: Path, *, vocab_size: int) -> None:
+    """Writes a tokenizer whose tokens are single bytes, and a chat template.
+
+    Args:
+        directory: of the model.
+        vocab_size: tokens; with fewer than 259 some bytes (not those of ASCII) have none.
+    """
+    special = ["<s>", "<bos>", "</s>"]
+    # Space and newline are spelled by letters above ASCII in byte-level BPE.
+    letters = sorted(ByteLevel.alphabet(), key=lambda c: (c not in "ĠĊ", c))[: vocab_size - len(special)]
+    core = Tokenizer(BPE(vocab={token: i for i, token in enumerate([*special, *letters])}, merges=[]))
+    core.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    core.decoder = ByteLevelDecoder()
+    core.add_special_tokens(special)
+    core.save(str(directory / "tokenizer.json"))
+    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}>{% endif %}"
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
 def random_weights(

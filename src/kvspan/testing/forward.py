@@ -24,7 +24,7 @@ from kvspan.testing.ranks import Call, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 
-BLOCKS_PER_POOL = 64
+BLOCKS_PER_POOL = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
 
 from kvspan import LLM, ConfigError, LayoutError, ModelError, RequestError, SamplingParams
 from kvspan.loading.resolve import resolve
 from kvspan.request import FinishReason
 from kvspan.step import Step, StepResult
-from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.tiny import TINY
 
@@ -21,25 +20,11 @@ OPTIONS = {"kv_cache_memory": "8MiB", "max_model_len": 128, "num_threads": 1, "d
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 
-def write_tokenizer(directory: Path) -> None:
-    """Bytes as tokens: 203 of the 256 letters of byte-level BPE, and a chat template."""
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())[:200]
-    vocab = {"<s>": 0, "<bos>": 1, "</s>": 2} | {c: i for i, c in enumerate(alphabet, start=3)}
-    core = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    core.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = tokenizers.decoders.ByteLevel()
-    core.add_special_tokens(["<s>", "<bos>", "</s>"])
-    core.save(str(directory / "tokenizer.json"))
-    turns = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-    template = turns + "{% if add_generation_prompt %}>{% endif %}"
-    (directory / "chat_template.jinja").write_text(template)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
     write_checkpoint(directory, TINY["llama-gqa"], seed=5)
-    write_tokenizer(directory)
+    write_tokenizer(directory, vocab_size=203)
     return directory
 
 
