@@ -107,7 +107,11 @@ private:
         return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
     }
 
-    static void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+    static void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+    static bool values_within_keys(const Tile<Bf16>& tile, int head_dim) {
+        return tile.values[0] >= tile.keys[0] && tile.values[0] < tile.keys[0] + head_dim;
+    }
 
     // Lane i of the result is the sum of sums[i].
     static __m512 reduce(const __m512 (&sums)[16]) {
@@ -236,7 +240,7 @@ private:
     static void add(const Attention& call, int lane, const Tile<Bf16>& tile, const Tile<Bf16>& next,
                     const Scratch& scratch, const float* fade, float* out) {
         const int dim = call.value_dim;
-        const bool ahead = lane == 0 && next.seen;
+        const bool ahead = lane == 0 && next.seen && !values_within_keys(next, call.head_dim);
         int d = 0;
         for (; d + 64 <= dim; d += 64) add_dims<N, 2>(dim, lane, d, tile, next, ahead, scratch, fade, out);
         for (; d < dim; d += 32) add_dims<N, 1>(dim, lane, d, tile, next, ahead, scratch, fade, out);

@@ -86,7 +86,7 @@ class Kernel(Protocol):
             keys: [N, Hkv, B, D], the blocks of one layer on this rank.
             values: [N, Hkv, B, Dv].
             index: which keys each row sees. No other slot is read.
-            scale: factor on the scores.
+            scale: factor on the scores, positive.
 
         Returns:
             out [R, H, Dv] in the query's dtype, normalised over the keys seen here, and lse [R, H]

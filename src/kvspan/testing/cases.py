@@ -11,6 +11,9 @@ from torch import Tensor
 from kvspan.attention.contract import KeyIndex, Need
 
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
     """One sequence's rows in a step, on one rank.
@@ -35,6 +38,7 @@ class AttentionCase:
         block_size: B.
         dtype: of queries, keys and values.
         sequences: rows and what they see.
+        value_dim: Dv of values that are a view of the keys' first columns; None = values of their own.
         seed: of the random inputs.
     """
 
@@ -44,17 +48,20 @@ class AttentionCase:
     block_size: int
     dtype: torch.dtype
     sequences: tuple[SequenceRows, ...]
+    value_dim: int | None = None
     seed: int = 0
 
     def __str__(self) -> str:
         heads, kv_heads = self.heads
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.name}-gqa{heads}x{kv_heads}-hd{self.head_dim}-B{self.block_size}-{dtype}"
+        dims = f"{self.head_dim}" if self.value_dim is None else f"{self.head_dim}v{self.value_dim}"
+        return f"{self.name}-gqa{heads}x{kv_heads}-hd{dims}-B{self.block_size}-{dtype}"
 
     @property
     def need(self) -> Need:
         """What a kernel must be able to do."""
-        return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=self.head_dim)
+        value_dim = self.head_dim if self.value_dim is None else self.value_dim
+        return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=value_dim)
 
     def inputs(self, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, KeyIndex, float]:
         """Arguments of a `contract.Kernel`. Slots that no row may see hold NaN."""
@@ -67,11 +74,11 @@ class AttentionCase:
         keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in range(2))
         tables = [order[a:b] for a, b in pairwise(np.cumsum([0, *counts]))]
         for sequence, table in zip(self.sequences, tables, strict=True):
-            for token in range(max(sequence.last, default=0)):
-                place = (table[token // self.block_size], slice(None), token % self.block_size)
-                for cache in (keys, values):
-                    content = torch.randn(kv_heads, self.head_dim, generator=generator)
-                    cache[place] = content.to(self.dtype)
+            token = torch.arange(max(sequence.last, default=0))
+            place = (table[token // self.block_size], slice(None), token % self.block_size)
+            for cache in (keys, values):
+                content = torch.randn(len(token), kv_heads, self.head_dim, generator=generator)
+                cache[place] = content.to(self.dtype)
         starts = np.cumsum([0, *(len(s.last) for s in self.sequences)]).tolist()
         query = torch.randn(starts[-1], heads, self.head_dim, generator=generator).to(self.dtype)
         index = KeyIndex(
@@ -81,15 +88,16 @@ class AttentionCase:
             last=np.array([x for s in self.sequences for x in s.last], dtype=np.int64),
         )
         scale = self.head_dim**-0.5
-        return query.to(device), keys.to(device), values.to(device), index, scale
+        keys = keys.to(device)
+        values = values.to(device) if self.value_dim is None else keys[..., : self.value_dim]
+        return query.to(device), keys, values, index, scale
 
 
 def attention_cases() -> Iterator[AttentionCase]:
     """Cases that every kernel must get right, or refuse."""
-    shapes = (((1, 1), 8), ((4, 4), 16), ((9, 3), 64), ((8, 1), 32), ((6, 2), 80))
     for name, sequences in _ROWS.items():
-        for heads, head_dim in shapes:
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for heads, head_dim in (((1, 1), 8), ((4, 4), 16), ((9, 3), 64), ((8, 1), 32), ((6, 2), 80)):
+            for dtype in DTYPES:
                 yield AttentionCase(
                     name=name,
                     heads=heads,
@@ -97,6 +105,18 @@ def attention_cases() -> Iterator[AttentionCase]:
                     block_size=8,
                     dtype=dtype,
                     sequences=sequences,
+                )
+    for name in ("decode", "mixed"):
+        for heads, head_dim, value_dim, block_size in _WIDE:
+            for dtype in DTYPES:
+                yield AttentionCase(
+                    name=name,
+                    heads=heads,
+                    head_dim=head_dim,
+                    value_dim=value_dim,
+                    block_size=block_size,
+                    dtype=dtype,
+                    sequences=_ROWS[name],
                 )
 
 
@@ -107,6 +127,17 @@ def _decode(*lens: int) -> tuple[SequenceRows, ...]:
 def _rows(last: Sequence[int], first: Sequence[int] | None = None) -> SequenceRows:
     return SequenceRows(tuple(first or [0] * len(last)), tuple(last))
 
+
+_WIDE = (
+    ((4, 1), 72, None, 24),
+    ((4, 2), 96, None, 16),
+    ((10, 2), 128, None, 64),
+    ((3, 1), 192, 128, 16),
+    ((2, 2), 256, None, 8),
+    ((16, 1), 576, 512, 16),
+    ((128, 1), 576, 512, 64),
+)
+"""Heads, D, Dv where values are a view of the keys, B: sizes of models, and some of none."""
 
 _ROWS: dict[str, tuple[SequenceRows, ...]] = {
     "decode": _decode(1, 65, 8, 40),
