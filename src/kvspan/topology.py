@@ -155,6 +155,12 @@ def cut(size: int, *, parts: int, index: int, unit: int = PIECE_UNIT) -> Span:
     return Span(start, stop)
 
 
+def touched_heads(columns: Span, head_dim: int) -> Span:
+    """Heads of which a range of the flattened head-by-dim axis has a part; none if it is empty."""
+    first = columns.start // head_dim
+    return Span(first, -(-columns.stop // head_dim) if columns.size else first)
+
+
 def check_layout(topology: Topology, heads: Heads) -> LayoutMode:
     """Says what DCP does in a layout, or why the layout cannot be.
 

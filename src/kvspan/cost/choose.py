@@ -15,7 +15,7 @@ from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
-from kvspan.topology import LayoutMode, Topology, check_layout
+from kvspan.topology import LayoutMode, Topology, check_layout, cut
 
 C = TypeVar("C")
 
@@ -167,17 +167,32 @@ def _choose_exchange(
     asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
 ) -> Choice[str]:
     if asked.dcp_comm_backend != "auto":
+        _check_exchange(asked.dcp_comm_backend, model, topology)
         return Choice(asked.dcp_comm_backend)
     if topology.dcp_size == 1:
         return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
-    num_heads = topology.query_heads(0, model.heads).size
-    w, d = topology.dcp_size, model.head_dim
-    a2a = a2a_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes)
-    ag_rs = ag_rs_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w)
+    h, w, d = topology.query_heads(0, model.heads).size, topology.dcp_size, model.head_dims.out
+    latent = None if model.mla is None else model.mla.kv_lora_rank
+    a2a = a2a_bytes_per_row(
+        num_heads=h, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes, latent_dim=latent
+    )
+    ag_rs = ag_rs_bytes_per_row(num_heads=h, head_dim=d, dcp_size=w, latent_dim=latent)
     return Choice(
         "a2a",
         f"a rank sends {a2a} bytes a row and layer in one collective, and {ag_rs} in the two of ag_rs.",
     )
+
+
+def _check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
+    """A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice."""
+    heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
+    slices = [cut(heads * dim, parts=topology.dcp_size, index=i) for i in range(topology.dcp_size)]
+    if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
+        raise ConfigError(
+            f"--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and {heads} "
+            f"heads of {dim} over --decode-context-parallel-size {topology.dcp_size} are cut inside a "
+            "head: use a2a or auto."
+        )
 
 
 def _choose_replicate_q(
