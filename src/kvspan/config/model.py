@@ -69,6 +69,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         dtype: dtype of the checkpoint, e.g. `bfloat16`.
         mla: latent attention; None = keys and values of each KV head are cached.
         moe: experts; None = each layer has one MLP.
+        num_prediction_layers: layers after the others that guess further tokens; kvspan does without.
         tensor_prefix: what the names of all tensors of the text model begin with.
     """
 
@@ -91,6 +92,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     mla: MlaConfig | None = None
     moe: MoeConfig | None = None
+    num_prediction_layers: int = 0
     tensor_prefix: str = ""
 
     @property
@@ -161,6 +163,7 @@ def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
         dtype=read.get("dtype", str, default=None) or read.get("torch_dtype", str, default="bfloat16"),
         mla=mla,
         moe=moe,
+        num_prediction_layers=read.get("num_nextn_predict_layers", int, default=0),
         tensor_prefix=prefix,
     )
 

@@ -3,7 +3,7 @@
 Legend: H / A query heads of a DCP group, D head_dim, W dcp_size. "Row" is a query token in one layer.
 """
 
-from kvspan.topology import Span, cut, touched_heads
+from kvspan.topology import Span, cuts, touched_heads
 
 LSE_BYTES = 4
 """A log-sum-exp is float32."""
@@ -27,7 +27,7 @@ def a2a_bytes_per_row(
     Returns:
         What the rank sends that sends most; pieces may differ.
     """
-    pieces = _pieces(num_heads * head_dim, dcp_size)
+    pieces = cuts(num_heads * head_dim, parts=dcp_size)
     heads = [touched_heads(piece, head_dim).size for piece in pieces]
     widths = _widths(pieces, head_dim, latent_dim)
     sizes = [w * dtype_bytes + h * LSE_BYTES for w, h in zip(widths, heads, strict=True)]
@@ -50,7 +50,7 @@ def ag_rs_bytes_per_row(
     Returns:
         What the rank sends that sends most.
     """
-    widths = _widths(_pieces(num_heads * head_dim, dcp_size), head_dim, latent_dim)
+    widths = _widths(cuts(num_heads * head_dim, parts=dcp_size), head_dim, latent_dim)
     return (dcp_size - 1) * num_heads * LSE_BYTES + (sum(widths) - min(widths)) * SUM_BYTES
 
 
@@ -66,12 +66,8 @@ def query_gather_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, 
     Returns:
         What the rank sends that sends most, round a ring.
     """
-    sizes = [piece.size for piece in _pieces(num_heads * head_dim, dcp_size)]
+    sizes = [piece.size for piece in cuts(num_heads * head_dim, parts=dcp_size)]
     return (sum(sizes) - min(sizes)) * dtype_bytes
-
-
-def _pieces(num_columns: int, dcp_size: int) -> list[Span]:
-    return [cut(num_columns, parts=dcp_size, index=i) for i in range(dcp_size)]
 
 
 def _widths(pieces: list[Span], head_dim: int, latent_dim: int | None) -> list[int]:

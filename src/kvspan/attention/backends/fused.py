@@ -28,20 +28,22 @@ class FusedKernel:
     capabilities = Capabilities(
         devices=("cpu", "cuda"),
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        equal_dims=True,
     )
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
-        out = torch.zeros_like(query)
+        out = query.new_zeros(*query.shape[:2], values.shape[-1])
         lse = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
         for rows, table in index.sequences():
             num_keys = int(index.last[rows].max(initial=0))
             if num_keys == 0:  # the fused operators divide by the number of keys
                 continue
-            k, v = (_dense(blocks, table, num_keys) for blocks in (keys, values))
+            k = _dense(keys, table, num_keys)
+            # A value that is the beginning of its key needs no second copy: the columns after it are
+            # computed too, and dropped.
+            v = k if _begin_with(keys, values) else _dense(values, table, num_keys)
             for tile in _tiles(rows, num_keys, query.shape[1] // keys.shape[1]):
                 self._tile(query, k, v, index, tile, scale, out, lse)
         return out, lse
@@ -69,8 +71,9 @@ class FusedKernel:
         mask = _mask(first, last, num_keys, q)
         part, part_lse = _attend(
             q, k[:, None, :num_keys], v[:, None, :num_keys], mask, group, scale
-        )  # [Hkv, 1, G * n, D], [Hkv, 1, G * n]
-        part = part.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).flatten(1, 2)
+        )  # [Hkv, 1, G * n, D or more], [Hkv, 1, G * n]
+        part = part[..., : out.shape[-1]].reshape(kv_heads, group, n, -1).permute(2, 0, 1, 3)
+        part = part.flatten(1, 2)
         part_lse = part_lse.reshape(kv_heads, group, n).permute(2, 0, 1).flatten(1, 2)
         if sees.all():
             out[rows], lse[rows] = part, part_lse
@@ -78,6 +81,11 @@ class FusedKernel:
         # Where a mask hides every key, torch answers LSE 0 and not -inf: keep only rows that see one.
         kept = torch.from_numpy(np.flatnonzero(sees)).to(query.device)
         out[rows][kept], lse[rows][kept] = part[kept], part_lse[kept]
+
+
+def _begin_with(keys: Tensor, values: Tensor) -> bool:
+    """Whether the values are a view of the first columns of the keys."""
+    return values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
 
 
 def _dense(blocks: Tensor, table: Tensor, num_keys: int) -> Tensor:
@@ -107,7 +115,12 @@ def _mask(first: Bounds, last: Bounds, num_keys: int, q: Tensor) -> Tensor | Non
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, group: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Fused attention and its natural-log LSE; `mask` [n, K] stands for each of `group` heads."""
+    """Fused attention and its natural-log LSE; `mask` [n, K] stands for each of `group` heads.
+
+    The operators want queries, keys and values of one width: narrower ones get zeros, which change no
+    score, and columns of zeros in the output.
+    """
+    q, k, v = (_padded(x, max(k.shape[-1], v.shape[-1])) for x in (q, k, v))
     bias = None if mask is None else mask.repeat(group, 1)[None, None]
     if q.device.type == "cpu":
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
@@ -120,6 +133,10 @@ def _attend(
         q, k, v, bias, True, 0.0, False, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the operator pads the rows of its LSE
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
 def _aligned(bias: Tensor) -> Tensor:
