@@ -12,7 +12,7 @@ import torch
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
-from kvspan.testing.tiny import TINY
+from kvspan.testing.tiny import KIMI, TINY
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
@@ -32,16 +32,29 @@ LAYOUTS = [
     ((9, 3), "llama-gqa-9x3"),
     ((7, 7), "llama3-rope"),
     ((6, 3), "llama-mqa"),
+    ((1, 1), "deepseek-v3"),
+    ((3, 1), "deepseek-v2-groups"),  # each rank has a copy of the latents
+    ((2, 2), "deepseek-v2-lite"),
+    ((4, 2), "deepseek-v3"),
+    ((5, 5), "deepseek-v2-groups"),  # slices begin inside heads
+    ((7, 7), "deepseek-v2-lite"),
+    ((8, 8), "deepseek-v3"),
+    ((6, 2), "deepseek-v3-plain-rope"),
+    ((3, 3), "qwen2-moe"),
+    ((8, 2), "qwen3-moe"),
+    ((4, 4), "kimi"),
 ]
 INTERLEAVES = [1, 4, 8]
 EXCHANGES = ["a2a", "ag_rs"]
 QUERIES = [False, True]
+EXPERTS = [False, True]  # cut, or whole: the same thing to a dense model
 CHUNKS = [10_000, 16, 17]
 # 5 tokens leave shards empty on 8 ranks; 1 leaves all but one empty.
 LENGTHS = (5, 1, 66, 118, 33)
 
-Combination = tuple[tuple[tuple[int, int], str], int, str, bool, int]
-AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, CHUNKS)
+Combination = tuple[tuple[tuple[int, int], str], int, str, bool, bool, int]
+AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, EXPERTS, CHUNKS)
+CONFIGS = {**TINY, "kimi": KIMI}
 EVERYDAY = pairwise(AXES, seed=SEED)
 FULL = [
     pytest.param(c, marks=() if c in EVERYDAY else pytest.mark.slow) for c in itertools.product(*AXES)
@@ -54,12 +67,13 @@ def sequences() -> list[list[int]]:
 
 
 def case_of(combination: Combination) -> ForwardCase:
-    ((tp, dcp), _), interleave, exchange, replicate_q, chunk = combination
+    ((tp, dcp), _), interleave, exchange, replicate_q, expert_parallel, chunk = combination
     return ForwardCase(
         topology=Topology(tp_size=tp, dcp_size=dcp),
         interleave=interleave,
         exchange=exchange,
         replicate_q=replicate_q,
+        expert_parallel=expert_parallel,
         chunk=chunk,
     )
 
@@ -69,7 +83,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name in {name for _, name in LAYOUTS}:
         found[name] = tmp_path_factory.mktemp(name)
-        write_checkpoint(found[name], TINY[name], seed=SEED)
+        write_checkpoint(found[name], CONFIGS[name], seed=SEED)
     return found
 
 
