@@ -93,6 +93,7 @@ def tiny_deepseek_v2(*, heads: int = 6, **changes: Any) -> RawConfig:
         "num_hidden_layers": 3,
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
+        "rms_norm_eps": 0.01,  # far from that of the norms over latents
         "q_lora_rank": None,
         "kv_lora_rank": 24,
         "qk_nope_head_dim": 12,
