@@ -84,7 +84,7 @@ class Kernel(Protocol):
         Args:
             query: [R, H, D]; H is a multiple of the KV heads, neighbours share one.
             keys: [N, Hkv, B, D], the blocks of one layer on this rank.
-            values: [N, Hkv, B, Dv].
+            values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
             index: which keys each row sees. No other slot is read.
             scale: factor on the scores, positive.
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from kvspan.attention.merge import shard_weights, weighted_sum
 from kvspan.comm.group import Group, Pending
-from kvspan.topology import Span
+from kvspan.topology import Span, touched_heads
 
 LSE_BYTES = 4
 
@@ -38,7 +38,7 @@ class Piece:
 
     def heads(self, head_dim: int) -> Span:
         """Heads that the columns touch."""
-        return Span(self.columns.start // head_dim, -(-self.columns.stop // head_dim))
+        return touched_heads(self.columns, head_dim)
 
 
 class Exchange(Protocol):

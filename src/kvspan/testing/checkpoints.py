@@ -18,6 +18,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
+from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig, parse_model_config
 
 
@@ -33,7 +34,7 @@ def write_checkpoint(
 
     Args:
         directory: where to; made if it is not there.
-        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+        raw_config: the config, of any architecture that kvspan has.
         seed: fixes the weights.
         shards: 1 writes `model.safetensors`, more write an index with so many files.
         dtype: of the weights.
@@ -85,7 +86,7 @@ def random_weights(
     """Random weights for a config, lively enough that no two logits are alike.
 
     Args:
-        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+        raw_config: the config, of any architecture that kvspan has.
         seed: fixes the weights.
         dtype: of the weights.
 
@@ -105,22 +106,32 @@ def random_weights(
 
 
 def weight_shapes(raw_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that Hugging Face saves for a config.
+    """Name -> shape of every tensor that Hugging Face saves for a config; of its text model, if nested.
 
     Args:
-        raw_config: the config, of a Llama, Qwen2 or Qwen3.
+        raw_config: the config, of any architecture that kvspan has.
     """
     c = parse_model_config(raw_config, where="the test's config")
     vocab = (c.vocab_size, c.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab}
     for i in range(c.num_layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(c).items()}
+        layer = {**_attention_shapes(c), **_feed_forward_shapes(c, i)}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
     shapes["model.norm.weight"] = (c.hidden_size,)
-    return shapes if c.tie_word_embeddings else shapes | {"lm_head.weight": vocab}
+    if not c.tie_word_embeddings:
+        shapes["lm_head.weight"] = vocab
+    prefix = "language_model." if "text_config" in raw_config else ""
+    return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def _layer_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    size, inner = c.hidden_size, c.intermediate_size
+def _attention_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    size = c.hidden_size
+    norms: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (size,),
+        "post_attention_layernorm.weight": (size,),
+    }
+    if c.mla is not None:
+        return {**norms, **_latent_shapes(c, c.mla)}
     query, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     attention = {
         "q_proj": (query, size),
@@ -128,23 +139,60 @@ def _layer_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
         "v_proj": (kv, size),
         "o_proj": (size, query),
     }
-    mlp = {"gate_proj": (inner, size), "up_proj": (inner, size), "down_proj": (size, inner)}
-    shapes: dict[str, tuple[int, ...]] = {
-        **{f"self_attn.{name}.weight": shape for name, shape in attention.items()},
-        **{f"mlp.{name}.weight": shape for name, shape in mlp.items()},
-        "input_layernorm.weight": (size,),
-        "post_attention_layernorm.weight": (size,),
-    }
-    if c.architecture == "Qwen2ForCausalLM":  # always has them, and its config does not say so
+    shapes = {**norms, **{f"self_attn.{name}.weight": shape for name, shape in attention.items()}}
+    if c.architecture.startswith("Qwen2"):  # always has them, and its config does not say so
         del attention["o_proj"]
         shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
     elif c.attention_bias:
         shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
-    if c.mlp_bias:
-        shapes |= {f"mlp.{name}.bias": shape[:1] for name, shape in mlp.items()}
-    if c.architecture == "Qwen3ForCausalLM":
+    if c.architecture.startswith("Qwen3"):
         shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
+
+
+def _latent_shapes(c: ModelConfig, mla: MlaConfig) -> dict[str, tuple[int, ...]]:
+    size, heads, latent = c.hidden_size, c.num_heads, mla.kv_lora_rank
+    query = heads * (mla.nope_dim + mla.rope_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        "kv_a_proj_with_mqa.weight": (latent + mla.rope_dim, size),
+        "kv_a_layernorm.weight": (latent,),
+        "kv_b_proj.weight": (heads * (mla.nope_dim + mla.value_dim), latent),
+        "o_proj.weight": (size, heads * mla.value_dim),
+    }
+    if mla.q_lora_rank is None:
+        shapes["q_proj.weight"] = (query, size)
+    else:
+        shapes["q_a_proj.weight"] = (mla.q_lora_rank, size)
+        shapes["q_a_layernorm.weight"] = (mla.q_lora_rank,)
+        shapes["q_b_proj.weight"] = (query, mla.q_lora_rank)
+    if c.attention_bias:
+        biased = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+        shapes |= {f"{n}.bias": shapes[f"{n}.weight"][:1] for n in biased if f"{n}.weight" in shapes}
+    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
+
+
+def _feed_forward_shapes(c: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
+    size, moe = c.hidden_size, c.moe
+    if moe is None or layer not in moe.layers:
+        shapes = _mlp_shapes("mlp.", size, c.intermediate_size)
+        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
+        return {**shapes, **biases} if c.mlp_bias else shapes
+    shapes = {"mlp.gate.weight": (moe.num_experts, size)}
+    if moe.correction_bias:
+        shapes["mlp.gate.e_score_correction_bias"] = (moe.num_experts,)
+    for i in range(moe.num_experts):
+        shapes |= _mlp_shapes(f"mlp.experts.{i}.", size, moe.intermediate_size)
+    if moe.shared_gate:
+        shapes |= _mlp_shapes("mlp.shared_expert.", size, moe.shared_intermediate_size)
+        shapes["mlp.shared_expert_gate.weight"] = (1, size)
+    elif moe.shared_intermediate_size:
+        shapes |= _mlp_shapes("mlp.shared_experts.", size, moe.shared_intermediate_size)
+    return shapes
+
+
+def _mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, tuple[int, ...]]:
+    shapes = {"gate_proj": (inner, size), "up_proj": (inner, size), "down_proj": (size, inner)}
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
