@@ -123,7 +123,7 @@ def main() -> None:
             continue
         given = inputs(shape)
         contenders: dict[str, Callable[[], object]] = {
-            name: lambda kernel=kernel: kernel(*given) for name, kernel in kernels(shape).items()
+            name: partial(kernel, *given) for name, kernel in kernels(shape).items()
         }
         contenders["read"] = lambda: memory.max()
         for name, seconds in interleaved(contenders, arguments.rounds).items():
