@@ -1,4 +1,4 @@
-"""The native kernels on every instruction set this machine has: random shapes, long contexts, threads."""
+"""The native kernels on every instruction set there is: random shapes, long contexts, threads."""
 
 import math
 import os

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex, Need
 
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
