@@ -21,18 +21,23 @@ NB_MODULE(_native, m) {
         .value("portable", Isa::portable)
         .value("avx2", Isa::avx2)
         .value("avx512", Isa::avx512);
-    nb::enum_<Dtype>(m, "Dtype").value("f32", Dtype::f32).value("bf16", Dtype::bf16).value("f16", Dtype::f16);
+    nb::enum_<Dtype>(m, "Dtype")
+        .value("f32", Dtype::f32)
+        .value("bf16", Dtype::bf16)
+        .value("f16", Dtype::f16);
     m.def("available", &available);
 
     using Address = std::uintptr_t;
     using Size = std::int64_t;
-    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,                          //
-                       Address query, Size query_row, Size query_head,                          //
-                       Address keys, Size key_block, Size key_head, Size key_slot,              //
-                       Address values, Size value_block, Size value_head, Size value_slot,      //
-                       int heads, int kv_heads, int head_dim, int value_dim, int block_size,    //
-                       Size sequences, Address row_starts, Address table_starts, Address tables,  //
+    // clang-format off
+    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,
+                       Address query, Size query_row, Size query_head,
+                       Address keys, Size key_block, Size key_head, Size key_slot,
+                       Address values, Size value_block, Size value_head, Size value_slot,
+                       int heads, int kv_heads, int head_dim, int value_dim, int block_size,
+                       Size sequences, Address row_starts, Address table_starts, Address tables,
                        Address first, Address last, Address out, Address lse) {
+        // clang-format on
         const Attention call{
             .dtype = dtype,
             .query = at<void>(query),

@@ -1,5 +1,6 @@
-// Random calls of every kernel this processor runs against attention written out in double precision, for
-// the sanitizers: every buffer ends where its last element does, and slots that no row sees hold NaN.
+// Random calls of every kernel this processor runs against attention written out in double precision,
+// for the sanitizers: every buffer ends where its last element does, and slots that no row sees hold
+// NaN.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -88,7 +89,9 @@ std::vector<std::uint8_t> encoded(const std::vector<float>& numbers, Dtype dtype
         std::uint16_t half = static_cast<std::uint16_t>(bits >> 16);
         if (dtype == Dtype::f16) {
             const std::uint32_t magnitude = bits & 0x7fffffffu;
-            const std::uint32_t exponent = std::isnan(numbers[i]) ? 0x7e00u : magnitude ? (magnitude - 0x38000000u) >> 13 : 0u;
+            const std::uint32_t exponent = std::isnan(numbers[i]) ? 0x7e00u
+                                           : magnitude            ? (magnitude - 0x38000000u) >> 13
+                                                                  : 0u;
             half = static_cast<std::uint16_t>((bits >> 16 & 0x8000u) | exponent);
         }
         std::memcpy(&out[i * bytes], dtype == Dtype::f32 ? static_cast<void*>(&bits) : &half, bytes);
@@ -111,7 +114,8 @@ double decoded(const std::uint8_t* bytes, Dtype dtype, std::size_t i) {
         return value;
     }
     const int exponent = half >> 10 & 31, mantissa = half & 1023;
-    const double magnitude = exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
+    const double magnitude =
+        exponent ? std::ldexp(1024 + mantissa, exponent - 25) : std::ldexp(mantissa, -24);
     return half & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -124,7 +128,8 @@ double error_of(const Problem& p, std::int64_t sequence, std::int64_t row, int h
     double sum = 0;
     for (std::int64_t key = p.first[row]; key < p.last[row]; ++key) {
         const float* k = &p.keys[p.at(p.slot(sequence, key), kv_head, p.head_dim)];
-        const float* v = p.values_in_keys ? k : &p.values[p.at(p.slot(sequence, key), kv_head, p.value_dim)];
+        const float* v =
+            p.values_in_keys ? k : &p.values[p.at(p.slot(sequence, key), kv_head, p.value_dim)];
         double score = 0;
         for (int d = 0; d < p.head_dim; ++d) score += static_cast<double>(q[d]) * k[d];
         const double weight = std::exp(score * scale);
@@ -132,7 +137,8 @@ double error_of(const Problem& p, std::int64_t sequence, std::int64_t row, int h
         for (int d = 0; d < p.value_dim; ++d) mean[d] += weight * v[d];
     }
     const std::int64_t at = row * p.heads + head;
-    if (sum == 0) return lse[at] == -INFINITY && decoded(out, p.dtype, at * p.value_dim) == 0 ? 0.0 : NAN;
+    if (sum == 0)
+        return lse[at] == -INFINITY && decoded(out, p.dtype, at * p.value_dim) == 0 ? 0.0 : NAN;
     double worst = std::fabs(lse[at] - std::log(sum));
     for (int d = 0; d < p.value_dim; ++d) {
         const double error = std::fabs(decoded(out, p.dtype, at * p.value_dim + d) - mean[d] / sum);
@@ -146,7 +152,8 @@ double worst_error(const Problem& p, Isa isa, int threads) {
     const auto values = encoded(p.values, p.dtype);
     const int width = p.values_in_keys ? p.head_dim : p.value_dim;
     const auto cache = [&](const void* data, int dims) {
-        return Cache{data, std::int64_t{p.kv_heads} * p.block_size * dims, std::int64_t{p.block_size} * dims, dims};
+        return Cache{data, std::int64_t{p.kv_heads} * p.block_size * dims,
+                     std::int64_t{p.block_size} * dims, dims};
     };
     std::vector<std::uint8_t> out(p.rows() * p.heads * p.value_dim * (p.dtype == Dtype::f32 ? 4 : 2));
     std::vector<float> lse(p.rows() * p.heads);
@@ -201,8 +208,8 @@ int main() {
                 worst = error <= worst ? worst : error;
             }
             const bool right = worst < bounds[static_cast<int>(dtype)];
-            std::printf("isa %d dtype %d: error %.1e%s\n", static_cast<int>(isa), static_cast<int>(dtype),
-                        worst, right ? "" : " is too large");
+            std::printf("isa %d dtype %d: error %.1e%s\n", static_cast<int>(isa),
+                        static_cast<int>(dtype), worst, right ? "" : " is too large");
             wrong += !right;
         }
     }

@@ -1,4 +1,4 @@
-"""The native kernels on every instruction set that is here: random shapes, long contexts, threads."""
+"""The native kernels on every instruction set there is: random shapes, long contexts, threads."""
 
 import math
 import os
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -169,7 +168,7 @@ def test_flat_tables_are_made_once() -> None:
     assert index.flat is index.flat
     assert index.flat.table_starts.tolist() == [0, 2, 3]
     assert index.flat.blocks.tolist() == torch.cat(index.tables).tolist()
-    assert index.flat.blocks.dtype == np.int64
+    assert index.flat.first.dtype == index.flat.blocks.dtype == torch.int64
 
 
 def test_without_the_extension_the_kernel_refuses_with_the_reason() -> None:
