@@ -115,8 +115,7 @@ def weight_shapes(raw_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     vocab = (c.vocab_size, c.hidden_size)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocab}
     for i in range(c.num_layers):
-        layer = {**_attention_shapes(c), **_feed_forward_shapes(c, i)}
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(c, i).items()}
     shapes["model.norm.weight"] = (c.hidden_size,)
     if not c.tie_word_embeddings:
         shapes["lm_head.weight"] = vocab
@@ -124,29 +123,34 @@ def weight_shapes(raw_config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def _attention_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(c: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
     size = c.hidden_size
-    norms: dict[str, tuple[int, ...]] = {
+    attention = _grouped_shapes(c) if c.mla is None else _latent_shapes(c, c.mla)
+    has_experts = c.moe is not None and layer in c.moe.layers
+    mlp = _moe_shapes(c) if has_experts else _gated_shapes("mlp.", size, c.intermediate_size)
+    shapes = {
+        **{f"self_attn.{name}": shape for name, shape in attention.items() if "weight" in name},
+        **mlp,
         "input_layernorm.weight": (size,),
         "post_attention_layernorm.weight": (size,),
+        **{f"self_attn.{name}": shape for name, shape in attention.items() if "weight" not in name},
     }
-    if c.mla is not None:
-        return {**norms, **_latent_shapes(c, c.mla)}
-    query, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    attention = {
-        "q_proj": (query, size),
-        "k_proj": (kv, size),
-        "v_proj": (kv, size),
-        "o_proj": (size, query),
-    }
-    shapes = {**norms, **{f"self_attn.{name}.weight": shape for name, shape in attention.items()}}
+    if c.mlp_bias:
+        shapes |= {name.replace("weight", "bias"): shape[:1] for name, shape in mlp.items()}
+    return shapes
+
+
+def _grouped_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    size, query, kv = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    outputs = {"q_proj": query, "k_proj": kv, "v_proj": kv}
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (n, size) for name, n in outputs.items()}
+    shapes["o_proj.weight"] = (size, query)
     if c.architecture.startswith("Qwen2"):  # always has them, and its config does not say so
-        del attention["o_proj"]
-        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
+        shapes |= {f"{name}.bias": (n,) for name, n in outputs.items()}
     elif c.attention_bias:
-        shapes |= {f"self_attn.{name}.bias": shape[:1] for name, shape in attention.items()}
+        shapes |= {f"{name}.bias": (n,) for name, n in {**outputs, "o_proj": size}.items()}
     if c.architecture.startswith("Qwen3"):
-        shapes |= {f"self_attn.{name}.weight": (c.head_dim,) for name in ("q_norm", "k_norm")}
+        shapes |= {"q_norm.weight": (c.head_dim,), "k_norm.weight": (c.head_dim,)}
     return shapes
 
 
@@ -168,29 +172,26 @@ def _latent_shapes(c: ModelConfig, mla: MlaConfig) -> dict[str, tuple[int, ...]]
     if c.attention_bias:
         biased = ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
         shapes |= {f"{n}.bias": shapes[f"{n}.weight"][:1] for n in biased if f"{n}.weight" in shapes}
-    return {f"self_attn.{name}": shape for name, shape in shapes.items()}
-
-
-def _feed_forward_shapes(c: ModelConfig, layer: int) -> dict[str, tuple[int, ...]]:
-    size, moe = c.hidden_size, c.moe
-    if moe is None or layer not in moe.layers:
-        shapes = _mlp_shapes("mlp.", size, c.intermediate_size)
-        biases = {name.replace("weight", "bias"): shape[:1] for name, shape in shapes.items()}
-        return {**shapes, **biases} if c.mlp_bias else shapes
-    shapes = {"mlp.gate.weight": (moe.num_experts, size)}
-    if moe.correction_bias:
-        shapes["mlp.gate.e_score_correction_bias"] = (moe.num_experts,)
-    for i in range(moe.num_experts):
-        shapes |= _mlp_shapes(f"mlp.experts.{i}.", size, moe.intermediate_size)
-    if moe.shared_gate:
-        shapes |= _mlp_shapes("mlp.shared_expert.", size, moe.shared_intermediate_size)
-        shapes["mlp.shared_expert_gate.weight"] = (1, size)
-    elif moe.shared_intermediate_size:
-        shapes |= _mlp_shapes("mlp.shared_experts.", size, moe.shared_intermediate_size)
     return shapes
 
 
-def _mlp_shapes(prefix: str, size: int, inner: int) -> dict[str, tuple[int, ...]]:
+def _moe_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    size, moe = c.hidden_size, c.moe
+    assert moe is not None
+    shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (moe.num_experts, size)}
+    if moe.correction_bias:
+        shapes["mlp.gate.e_score_correction_bias"] = (moe.num_experts,)
+    for i in range(moe.num_experts):
+        shapes |= _gated_shapes(f"mlp.experts.{i}.", size, moe.intermediate_size)
+    if moe.shared_gate:
+        shapes |= _gated_shapes("mlp.shared_expert.", size, moe.shared_intermediate_size)
+        shapes["mlp.shared_expert_gate.weight"] = (1, size)
+    elif moe.shared_intermediate_size:
+        shapes |= _gated_shapes("mlp.shared_experts.", size, moe.shared_intermediate_size)
+    return shapes
+
+
+def _gated_shapes(prefix: str, size: int, inner: int) -> dict[str, tuple[int, ...]]:
     shapes = {"gate_proj": (inner, size), "up_proj": (inner, size), "down_proj": (size, inner)}
     return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
 
