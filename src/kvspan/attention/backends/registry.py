@@ -6,6 +6,7 @@ from kvspan.attention.contract import Kernel, Need
 from kvspan.errors import ConfigError
 
 KERNELS = (
+    "kvspan.attention.backends.cpu:NativeKernel",
     "kvspan.attention.backends.fused:FusedKernel",
     "kvspan.attention.backends.reference:ReferenceKernel",
 )

@@ -1,0 +1,250 @@
+// Cuts a call in units, runs them on threads, and merges what the kernels leave.
+#include "attention.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "parallel.h"
+
+namespace kvspan {
+namespace {
+
+constexpr float LN2 = 0.693147180559945309f;
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
+constexpr std::int64_t MIN_SPLIT_KEYS = 512;  // under that, merging costs more than a thread saves
+constexpr int UNITS_PER_THREAD = 4;           // so that threads which start late still find work
+
+// Units that share their rows and differ in their keys: `splits` of them, from `first_unit` on.
+struct Family {
+    std::int64_t first_unit;
+    int splits;
+};
+
+struct Plan {
+    std::vector<Unit> units;
+    std::vector<std::int64_t> family_of;  // of each unit
+    std::vector<Family> families;
+};
+
+struct FreeAligned {
+    void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t{64}); }
+};
+using Floats = std::unique_ptr<float[], FreeAligned>;
+
+Floats allocate(std::size_t count) {
+    return Floats(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t{64})));
+}
+
+// Memory that a thread keeps from call to call.
+struct Arena {
+    Floats floats;
+    std::size_t size = 0;
+
+    float* reserve(std::size_t count) {
+        if (count > size) floats = allocate(size = count);
+        return floats.get();
+    }
+};
+
+std::size_t aligned_count(std::size_t floats) { return (floats + 15) / 16 * 16; }
+
+std::size_t partial_size(const Attention& call, int lanes) {
+    return static_cast<std::size_t>(lanes) * padded(call.value_dim) + 2 * aligned_count(lanes);
+}
+
+Partial partial_at(const Attention& call, int lanes, float* memory) {
+    float* max = memory + static_cast<std::size_t>(lanes) * padded(call.value_dim);
+    return {memory, max, max + aligned_count(lanes)};
+}
+
+Scratch scratch_for(const Attention& call, int lanes, Arena& arena) {
+    const std::size_t query = static_cast<std::size_t>(lanes) * padded(call.head_dim);
+    const std::size_t tile = static_cast<std::size_t>(lanes) * TILE_KEYS;
+    const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * TILE_KEYS;
+    float* memory = arena.reserve(query + 2 * tile + packed + partial_size(call, lanes));
+    Scratch scratch{};
+    scratch.query = memory;
+    scratch.scores = scratch.query + query;
+    scratch.weights = scratch.scores + tile;
+    scratch.packed = scratch.weights + tile;
+    scratch.partial = partial_at(call, lanes, scratch.packed + packed);
+    return scratch;
+}
+
+// The keys that any of the unit's rows sees lie in this range.
+void find_keys(const Attention& call, Unit& unit) {
+    std::int64_t first = std::numeric_limits<std::int64_t>::max(), last = 0;
+    for (std::int64_t row = unit.first_row; row < unit.first_row + unit.rows; ++row) {
+        if (call.last[row] <= call.first[row]) continue;
+        first = std::min(first, call.first[row]);
+        last = std::max(last, call.last[row]);
+    }
+    unit.first_key = std::min(first, last);
+    unit.last_key = last;
+}
+
+// One unit for each block of rows and heads, with all its keys; the blocks with most keys come first.
+std::vector<Unit> whole_units(const Attention& call) {
+    const int group = call.heads / call.kv_heads;
+    const int head_blocks = (group + MAX_LANES - 1) / MAX_LANES;
+    const int heads = (group + head_blocks - 1) / head_blocks;
+    const std::int64_t block_rows = std::max(MAX_LANES / heads, 1);
+    std::vector<Unit> units;
+    for (std::int64_t s = 0; s < call.sequences; ++s) {
+        const std::int64_t begin = call.row_starts[s], end = call.row_starts[s + 1];
+        const std::int64_t blocks = (end - begin + block_rows - 1) / block_rows;
+        for (std::int64_t block = blocks - 1; block >= 0; --block) {
+            Unit unit{};
+            unit.sequence = s;
+            unit.first_row = begin + block * block_rows;
+            unit.rows = std::min(block_rows, end - unit.first_row);
+            find_keys(call, unit);
+            for (unit.kv_head = 0; unit.kv_head < call.kv_heads; ++unit.kv_head) {
+                for (int head = 0; head < group; head += heads) {
+                    unit.first_head = unit.kv_head * group + head;
+                    unit.heads = std::min(heads, group - head);
+                    units.push_back(unit);
+                }
+            }
+        }
+    }
+    return units;
+}
+
+// Splits the units with most work over their keys, so that all threads end at about the same time.
+Plan make_plan(const Attention& call, int threads) {
+    const std::vector<Unit> wholes = whole_units(call);
+    double total = 0;
+    for (const Unit& unit : wholes) {
+        total += static_cast<double>(unit.last_key - unit.first_key) * unit.lanes();
+    }
+    const double share = total / (threads * UNITS_PER_THREAD);
+    Plan plan;
+    for (const Unit& whole : wholes) {
+        const std::int64_t keys = whole.last_key - whole.first_key;
+        const double work = static_cast<double>(keys) * whole.lanes();
+        const auto wanted = threads > 1 && share > 0 ? std::llround(work / share) : 1;
+        const std::int64_t splits = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(keys / MIN_SPLIT_KEYS, 1));
+        const std::int64_t step = ((keys + splits - 1) / splits + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
+        Family family{static_cast<std::int64_t>(plan.units.size()), 0};
+        Unit unit = whole;
+        do {
+            unit.last_key = std::min(unit.first_key + step, whole.last_key);
+            plan.units.push_back(unit);
+            plan.family_of.push_back(static_cast<std::int64_t>(plan.families.size()));
+            unit.first_key = unit.last_key;
+            ++family.splits;
+        } while (unit.first_key < whole.last_key);
+        plan.families.push_back(family);
+    }
+    return plan;
+}
+
+std::uint16_t to_bf16(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+    return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+std::uint16_t to_f16(float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
+    if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds past 65504
+    if (magnitude < 0x38800000u) {  // subnormal: let an addition shift and round
+        float value;
+        std::memcpy(&value, &magnitude, sizeof value);
+        value += 0.5f;
+        std::uint32_t shifted;
+        std::memcpy(&shifted, &value, sizeof shifted);
+        return static_cast<std::uint16_t>(sign | (shifted - 0x3f000000u));
+    }
+    const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+    return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
+void store_row(const Attention& call, std::int64_t element, const float* row) {
+    const int dim = call.value_dim;
+    if (call.dtype == Dtype::f32) {
+        std::memcpy(static_cast<float*>(call.out) + element, row, dim * sizeof(float));
+        return;
+    }
+    auto* out = static_cast<std::uint16_t*>(call.out) + element;
+    if (call.dtype == Dtype::bf16) {
+        for (int d = 0; d < dim; ++d) out[d] = to_bf16(row[d]);
+    } else {
+        for (int d = 0; d < dim; ++d) out[d] = to_f16(row[d]);
+    }
+}
+
+// Writes one lane's output and LSE from its partials: the softmax over all their keys.
+void finish_lane(const Attention& call, const Unit& unit, int lane, const Partial* partials, int count) {
+    const int width = padded(call.value_dim);
+    float max = NEG_INF, sum = 0;
+    for (int i = 0; i < count; ++i) max = std::max(max, partials[i].max[lane]);
+    float* row = partials[0].out + static_cast<std::int64_t>(lane) * width;
+    for (int i = 0; i < count; ++i) {
+        const float* other = partials[i].out + static_cast<std::int64_t>(lane) * width;
+        const bool saw = partials[i].max[lane] != NEG_INF;
+        const float weight = saw ? std::exp2(partials[i].max[lane] - max) : 0.0f;
+        sum += saw ? weight * partials[i].sum[lane] : 0.0f;
+        for (int d = 0; d < width; ++d) {
+            row[d] = (i ? row[d] : 0.0f) + (saw ? weight * other[d] : 0.0f);
+        }
+    }
+    const float norm = max == NEG_INF ? 0.0f : 1.0f / sum;
+    for (int d = 0; d < width; ++d) row[d] *= norm;
+    const std::int64_t at = (unit.first_row + lane / unit.heads) * call.heads + unit.first_head + lane % unit.heads;
+    store_row(call, at * call.value_dim, row);
+    call.lse[at] = max == NEG_INF ? NEG_INF : max * LN2 + std::log(sum);
+}
+
+void finish(const Attention& call, const Unit& unit, const Partial* partials, int count) {
+    for (int lane = 0; lane < unit.lanes(); ++lane) finish_lane(call, unit, lane, partials, count);
+}
+
+}  // namespace
+
+void attend(const Attention& call, Kernel kernel, int threads) {
+    const Plan plan = make_plan(call, threads);
+    std::size_t floats = 0;  // of the partials of units that are not alone
+    std::vector<std::size_t> offsets(plan.units.size());
+    std::vector<std::atomic<int>> unfinished(plan.families.size());
+    for (std::size_t f = 0; f < plan.families.size(); ++f) {
+        const Family& family = plan.families[f];
+        unfinished[f] = family.splits;
+        for (int i = 0; family.splits > 1 && i < family.splits; ++i) {
+            offsets[family.first_unit + i] = floats;
+            floats += partial_size(call, plan.units[family.first_unit].lanes());
+        }
+    }
+    const Floats shared = allocate(std::max<std::size_t>(floats, 1));
+
+    parallel_for(static_cast<std::int64_t>(plan.units.size()), threads, [&](std::int64_t i) {
+        thread_local Arena arena;
+        const Unit& unit = plan.units[i];
+        const Family& family = plan.families[plan.family_of[i]];
+        const Scratch scratch = scratch_for(call, unit.lanes(), arena);
+        if (family.splits == 1) {
+            kernel(call, unit, scratch, scratch.partial);
+            return finish(call, unit, &scratch.partial, 1);
+        }
+        kernel(call, unit, scratch, partial_at(call, unit.lanes(), shared.get() + offsets[i]));
+        if (unfinished[plan.family_of[i]].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+        std::vector<Partial> partials;  // the last one to end merges them all
+        for (int k = 0; k < family.splits; ++k) {
+            partials.push_back(partial_at(call, unit.lanes(), shared.get() + offsets[family.first_unit + k]));
+        }
+        finish(call, unit, partials.data(), family.splits);
+    });
+}
+
+}  // namespace kvspan

@@ -1,0 +1,77 @@
+// Paged attention on a CPU: what the driver, the kernels of each instruction set and the bindings share.
+//
+// A call is cut in units: some query rows of one sequence that share a KV head, over a range of its keys.
+// A kernel works through one unit, tile by tile of TILE_KEYS keys, and leaves a partial result: an
+// unnormalised output, the largest score and the sum of exponentials. The driver merges partials.
+//
+// Scores are kept in units of log2, so that exponentials are powers of two; the LSE that leaves is natural.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvspan {
+
+constexpr int TILE_KEYS = 64;   // so that the keys of a tile that a row sees are the bits of a word
+constexpr int MAX_LANES = 96;   // query rows times query heads of a unit: its accumulators stay in L2
+constexpr int DIM_PADDING = 32; // rows of scratch memory are padded to whole vectors of any kernel
+
+enum class Dtype { f32, bf16, f16 };
+
+// The blocks of keys or of values of one layer, [blocks, heads, slots, dim]; strides in elements.
+struct Cache {
+    const void* data;
+    std::int64_t block_stride, head_stride, slot_stride;
+};
+
+// One call: all sequences of a step over one layer's cache.
+struct Attention {
+    Dtype dtype;
+    const void* query;  // [rows, heads, head_dim]
+    std::int64_t query_row_stride, query_head_stride;
+    Cache keys, values;
+    int heads, kv_heads, head_dim, value_dim, block_size;
+    std::int64_t sequences;
+    const std::int64_t* row_starts;    // [sequences + 1]: the rows of each sequence
+    const std::int64_t* table_starts;  // [sequences + 1]: where each sequence's blocks begin in `tables`
+    const std::int64_t* tables;        // block numbers
+    const std::int64_t* first;         // [rows]: the first key a row sees
+    const std::int64_t* last;          // [rows]: one past the last
+    float scale;
+    void* out;   // [rows, heads, value_dim], contiguous
+    float* lse;  // [rows, heads]
+};
+
+// Lanes [row, head] of one KV head, row-major, over keys [first_key, last_key) of their sequence.
+struct Unit {
+    std::int64_t sequence, first_row, rows;
+    int first_head, heads, kv_head;
+    std::int64_t first_key, last_key;
+
+    int lanes() const { return static_cast<int>(rows) * heads; }
+};
+
+// What a kernel leaves of a unit.
+struct Partial {
+    float* out;  // [lanes, padded(value_dim)], not normalised
+    float* max;  // [lanes], in log2; -inf = no key seen
+    float* sum;  // [lanes], of 2^(score - max)
+};
+
+// Memory of one thread for one unit; every part is aligned to 64 bytes.
+struct Scratch {
+    float* query;    // [lanes, padded(head_dim)]
+    float* scores;   // [lanes, TILE_KEYS]
+    float* weights;  // [lanes, TILE_KEYS]
+    float* packed;   // [padded(head_dim), TILE_KEYS]
+    Partial partial;
+};
+
+constexpr int padded(int dim) { return (dim + DIM_PADDING - 1) / DIM_PADDING * DIM_PADDING; }
+
+using Kernel = void (*)(const Attention&, const Unit&, const Scratch&, const Partial&);
+
+// Output and natural-log LSE of every row of a call, on at most `threads` threads.
+void attend(const Attention& call, Kernel kernel, int threads);
+
+}  // namespace kvspan

@@ -1,0 +1,61 @@
+// The border to Python, which hands over addresses, sizes and strides; nothing else here knows Python.
+#include <nanobind/nanobind.h>
+
+#include "attention.h"
+#include "isa.h"
+
+namespace nb = nanobind;
+using namespace kvspan;
+
+namespace {
+
+template <class T>
+T* at(std::uintptr_t address) {
+    return reinterpret_cast<T*>(address);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    nb::enum_<Isa>(m, "Isa")
+        .value("portable", Isa::portable)
+        .value("avx2", Isa::avx2)
+        .value("avx512", Isa::avx512);
+    nb::enum_<Dtype>(m, "Dtype").value("f32", Dtype::f32).value("bf16", Dtype::bf16).value("f16", Dtype::f16);
+    m.def("available", &available);
+
+    using Address = std::uintptr_t;
+    using Size = std::int64_t;
+    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,                          //
+                       Address query, Size query_row, Size query_head,                          //
+                       Address keys, Size key_block, Size key_head, Size key_slot,              //
+                       Address values, Size value_block, Size value_head, Size value_slot,      //
+                       int heads, int kv_heads, int head_dim, int value_dim, int block_size,    //
+                       Size sequences, Address row_starts, Address table_starts, Address tables,  //
+                       Address first, Address last, Address out, Address lse) {
+        const Attention call{
+            .dtype = dtype,
+            .query = at<void>(query),
+            .query_row_stride = query_row,
+            .query_head_stride = query_head,
+            .keys = {at<void>(keys), key_block, key_head, key_slot},
+            .values = {at<void>(values), value_block, value_head, value_slot},
+            .heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .value_dim = value_dim,
+            .block_size = block_size,
+            .sequences = sequences,
+            .row_starts = at<const Size>(row_starts),
+            .table_starts = at<const Size>(table_starts),
+            .tables = at<const Size>(tables),
+            .first = at<const Size>(first),
+            .last = at<const Size>(last),
+            .scale = scale,
+            .out = at<void>(out),
+            .lse = at<float>(lse),
+        };
+        nb::gil_scoped_release others_may_run;
+        attend(call, attention_kernel(isa, dtype), threads);
+    });
+}

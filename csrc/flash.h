@@ -1,0 +1,122 @@
+// The blocked online softmax over a unit's keys, for any arithmetic. Each kernel file includes this once and
+// is compiled for its own instruction set, so everything here has internal linkage and no standard library
+// template is used: a copy of one that was compiled for a newer processor could be linked into another file.
+//
+// `Math` gives, with T its element type in the cache:
+//     load_query   the unit's query vectors into scratch, in the form that `scores` wants
+//     scores       scratch.scores [lanes, TILE_KEYS] = query . key
+//     weigh        scratch.weights = 2^(score - max) of a lane; returns their sum
+//     accumulate   partial.out = partial.out * fade + weights . values
+//     finish       brings partial.out in plain order of dims
+#pragma once
+
+#include <cstdint>
+
+#include "attention.h"
+
+namespace kvspan {
+namespace {
+
+constexpr float LOG2_E = 1.44269504088896341f;
+constexpr float MINUS_INFINITY = -__builtin_inff();
+
+// Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see, so
+// that whole tiles can be computed and an unused slot is never read.
+template <class T>
+struct Tile {
+    const T* keys[TILE_KEYS];
+    const T* values[TILE_KEYS];
+    std::int64_t first;  // number of the tile's first key
+    std::uint64_t seen;  // bit i: some lane sees key first + i
+    int count;           // keys up to the last one seen
+};
+
+// The keys first..last as bits of a tile that starts at `start`.
+inline std::uint64_t visible(std::int64_t first, std::int64_t last, std::int64_t start) {
+    const std::int64_t lo = first > start ? first - start : 0;
+    const std::int64_t hi = last - start < TILE_KEYS ? last - start : TILE_KEYS;
+    if (hi <= lo) return 0;
+    const std::uint64_t below_hi = hi == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hi) - 1;
+    return below_hi & ~((std::uint64_t{1} << lo) - 1);
+}
+
+template <class T>
+inline void locate(const Attention& call, const Unit& unit, std::int64_t first, Tile<T>& tile) {
+    tile.first = first;
+    tile.seen = 0;
+    for (std::int64_t row = unit.first_row; row < unit.first_row + unit.rows; ++row) {
+        tile.seen |= visible(call.first[row], call.last[row], first);
+    }
+    tile.seen &= visible(unit.first_key, unit.last_key, first);
+    if (tile.seen == 0) return;
+    tile.count = 64 - __builtin_clzll(tile.seen);
+    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
+    const T* keys = static_cast<const T*>(call.keys.data) + unit.kv_head * call.keys.head_stride;
+    const T* values = static_cast<const T*>(call.values.data) + unit.kv_head * call.values.head_stride;
+    std::int64_t column = first / call.block_size, slot = first % call.block_size;
+    int anchor = __builtin_ctzll(tile.seen);
+    for (int i = 0; i < tile.count; ++i) {
+        if (tile.seen >> i & 1) {
+            const std::int64_t block = table[column];
+            tile.keys[i] = keys + block * call.keys.block_stride + slot * call.keys.slot_stride;
+            tile.values[i] = values + block * call.values.block_stride + slot * call.values.slot_stride;
+        }
+        if (++slot == call.block_size) slot = 0, ++column;
+    }
+    for (int i = 0; i < TILE_KEYS; ++i) {
+        if (i < tile.count && (tile.seen >> i & 1)) continue;
+        tile.keys[i] = tile.keys[anchor];
+        tile.values[i] = tile.values[anchor];
+    }
+}
+
+// One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by.
+template <class Math, class T>
+inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile, const Scratch& scratch,
+                   const Partial& partial, float* fade) {
+    const float scale = call.scale * LOG2_E;
+    for (int lane = 0; lane < unit.lanes(); ++lane) {
+        const std::int64_t row = unit.first_row + lane / unit.heads;
+        const std::uint64_t seen = tile.seen & visible(call.first[row], call.last[row], tile.first);
+        float* scores = scratch.scores + lane * TILE_KEYS;
+        if (seen != ~std::uint64_t{0}) {
+            for (int i = 0; i < TILE_KEYS; ++i) scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
+        }
+        const float before = partial.max[lane];
+        const float here = seen ? Math::largest(scores) * scale : MINUS_INFINITY;
+        const float max = here > before ? here : before;
+        fade[lane] = before == max ? 1.0f : Math::exp2(before - max);
+        partial.max[lane] = max;
+        const float anchor = max == MINUS_INFINITY ? 0.0f : max;
+        partial.sum[lane] = partial.sum[lane] * fade[lane] + Math::weigh(scratch, lane, scale, anchor);
+    }
+}
+
+template <class Math>
+void flash(const Attention& call, const Unit& unit, const Scratch& scratch, const Partial& partial) {
+    using T = typename Math::Element;
+    const int lanes = unit.lanes(), width = padded(call.value_dim);
+    float fade[MAX_LANES];
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(lanes) * width; ++i) partial.out[i] = 0.0f;
+    for (int lane = 0; lane < lanes; ++lane) partial.max[lane] = MINUS_INFINITY, partial.sum[lane] = 0.0f;
+    Math::load_query(call, unit, scratch);
+
+    Tile<T> tiles[2];
+    const std::int64_t begin = unit.first_key / TILE_KEYS * TILE_KEYS;
+    int turn = 0;
+    if (begin < unit.last_key) locate(call, unit, begin, tiles[0]);
+    for (std::int64_t first = begin; first < unit.last_key; first += TILE_KEYS, turn ^= 1) {
+        const Tile<T>& tile = tiles[turn];
+        Tile<T>& next = tiles[turn ^ 1];
+        next.seen = 0;
+        if (first + TILE_KEYS < unit.last_key) locate(call, unit, first + TILE_KEYS, next);
+        if (tile.seen == 0) continue;
+        Math::scores(call, lanes, tile, next, scratch);
+        soften<Math>(call, unit, tile, scratch, partial, fade);
+        Math::accumulate(call, lanes, tile, next, scratch, fade, partial.out);
+    }
+    Math::finish(call, lanes, partial.out);
+}
+
+}  // namespace
+}  // namespace kvspan

@@ -1,0 +1,36 @@
+#include "isa.h"
+
+namespace kvspan {
+
+bool available(Isa isa) {
+    switch (isa) {
+        case Isa::portable:
+            return true;
+#ifdef KVSPAN_X86
+        case Isa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                   __builtin_cpu_supports("f16c");
+        case Isa::avx512:
+            return available(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
+                   __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
+#endif
+        default:
+            return false;
+    }
+}
+
+Kernel attention_kernel(Isa isa, Dtype dtype) {
+    switch (isa) {
+#ifdef KVSPAN_X86
+        case Isa::avx2:
+            return avx2_kernel(dtype);
+        case Isa::avx512:
+            return avx512_kernel(dtype);
+#endif
+        default:
+            return portable_kernel(dtype);
+    }
+}
+
+}  // namespace kvspan

@@ -1,0 +1,21 @@
+// Instruction sets: which ones this build has, which one this processor runs.
+#pragma once
+
+#include "attention.h"
+
+namespace kvspan {
+
+enum class Isa { portable, avx2, avx512 };
+
+// Whether this build has the kernels of `isa` and this processor can run them.
+bool available(Isa isa);
+
+// The attention kernel of an instruction set that is available.
+Kernel attention_kernel(Isa isa, Dtype dtype);
+
+// One table of kernels for each instruction set, in a file compiled for it.
+Kernel portable_kernel(Dtype dtype);
+Kernel avx2_kernel(Dtype dtype);
+Kernel avx512_kernel(Dtype dtype);
+
+}  // namespace kvspan

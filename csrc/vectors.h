@@ -1,0 +1,132 @@
+// Vectors of floats as wide as the instruction set that a file is compiled for, by the compiler's own vector
+// types: the same source serves SSE2, AVX2, AVX-512 and NEON.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace kvspan {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(WIDTH * 4)));
+typedef std::int32_t Ints __attribute__((vector_size(WIDTH * 4)));
+typedef std::uint32_t Words __attribute__((vector_size(WIDTH * 4)));
+typedef std::uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+typedef float Quad __attribute__((vector_size(16)));
+
+// Elements of a cache: 16 bits of either kind, or a float.
+struct Bf16 {
+    std::uint16_t bits;
+};
+struct F16 {
+    std::uint16_t bits;
+};
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+    Vec v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline Vec as_floats(Words w) {
+    Vec v;
+    std::memcpy(&v, &w, sizeof v);
+    return v;
+}
+
+inline Words as_words(Vec v) {
+    Words w;
+    std::memcpy(&w, &v, sizeof w);
+    return w;
+}
+
+inline Vec load(const Bf16* p) {
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    return as_floats(__builtin_convertvector(h, Words) << 16);
+}
+
+inline Vec load(const F16* p) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#else
+    Halves h;
+    std::memcpy(&h, p, sizeof h);
+    const Words w = __builtin_convertvector(h, Words);
+    const Words magnitude = (w & 0x7fffu) << 13;
+    const Words scaled = as_words(as_floats(magnitude) * 0x1p112f);  // subnormals too
+    const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
+    return as_floats(scaled | special | ((w & 0x8000u) << 16));
+#endif
+}
+
+// The first `count` < WIDTH elements, then zeros; nothing behind them is read.
+template <class T>
+inline Vec load_some(const T* p, int count) {
+    T padded[WIDTH] = {};
+    std::memcpy(padded, p, count * sizeof(T));
+    return load(padded);
+}
+
+inline Quad narrow(Vec v) {
+#if defined(__AVX512F__)
+    typedef float Oct __attribute__((vector_size(32)));
+    const Oct o = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                  __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(o, o, 0, 1, 2, 3) + __builtin_shufflevector(o, o, 4, 5, 6, 7);
+#elif defined(__AVX__)
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+#else
+    return v;
+#endif
+}
+
+inline float sum(Vec v) {
+    const Quad q = narrow(v);
+    return (q[0] + q[2]) + (q[1] + q[3]);
+}
+
+inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float largest(Vec v) {
+    float max = v[0];
+    for (int i = 1; i < WIDTH; ++i) max = v[i] > max ? v[i] : max;
+    return max;
+}
+
+// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf.
+inline Vec exp2(Vec x) {
+    const Vec clamped = larger(x, splat(-126.0f));
+    const Vec shifted = clamped + 0x1.8p23f;  // rounds to a whole number, which fills the low bits
+    const Vec f = clamped - (shifted - 0x1.8p23f);  // in [-1/2, 1/2]
+    Vec y = splat(1.5403530e-4f);                    // ln(2)^k / k!, k = 6 .. 0
+    y = y * f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    const Words scaled = as_words(y) + (as_words(shifted) << 23);
+    return x >= -126.0f ? as_floats(scaled) : Vec{};
+}
+
+}  // namespace
+}  // namespace kvspan

@@ -1,0 +1,53 @@
+"""The C++ extension; see `csrc/bindings.cpp`."""
+
+from enum import Enum
+
+class Isa(Enum):
+    """Instruction sets that there may be kernels for."""
+
+    portable = 0
+    avx2 = 1
+    avx512 = 2
+
+class Dtype(Enum):
+    """Elements of a cache."""
+
+    f32 = 0
+    bf16 = 1
+    f16 = 2
+
+def available(isa: Isa, /) -> bool:
+    """Whether this build has the instruction set's kernels and this processor runs them."""
+
+def attend(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    scale: float,
+    query: int,
+    query_row: int,
+    query_head: int,
+    keys: int,
+    key_block: int,
+    key_head: int,
+    key_slot: int,
+    values: int,
+    value_block: int,
+    value_head: int,
+    value_slot: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    block_size: int,
+    sequences: int,
+    row_starts: int,
+    table_starts: int,
+    tables: int,
+    first: int,
+    last: int,
+    out: int,
+    lse: int,
+    /,
+) -> None:
+    """Paged attention; addresses are of memory that lives through the call, strides in elements."""

@@ -1,0 +1,21 @@
+"""What the environment may ask for, beside the flags. Nothing else of kvspan reads it."""
+
+import os
+
+from kvspan.errors import ConfigError
+
+CPU_ISA = "KVSPAN_CPU_ISA"
+CPU_ISAS = ("portable", "avx2", "avx512")
+"""Instruction sets that `KVSPAN_CPU_ISA` may name, slowest first."""
+
+
+def asked_cpu_isa() -> str | None:
+    """The instruction set that `KVSPAN_CPU_ISA` forces on the native kernels; None = the best there is.
+
+    Raises:
+        ConfigError: it names none that exists.
+    """
+    asked = os.environ.get(CPU_ISA, "")
+    if asked and asked not in CPU_ISAS:
+        raise ConfigError(f"{CPU_ISA}={asked} is not one of {', '.join(CPU_ISAS)}.")
+    return asked or None
