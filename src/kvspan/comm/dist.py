@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvspan.comm.group import Group
 from kvspan.comm.local import solo
+from kvspan.comm.sums import sum_in_order
 
 T = TypeVar("T")
 
@@ -156,9 +157,7 @@ class DistGroup:
         )
 
         def finish() -> Tensor:
-            exact = torch.promote_types(x.dtype, torch.float32)
-            parts_of_mine = parts.view(x.dtype).view(self.size, mine, *x.shape[1:])
-            return parts_of_mine.sum(0, dtype=exact).to(x.dtype)
+            return sum_in_order(parts.view(x.dtype).view(self.size, mine, *x.shape[1:]).unbind())
 
         return _UnderWay(work, finish)
 

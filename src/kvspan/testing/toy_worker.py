@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kvspan.comm.dist import DistWorld
+from kvspan.comm.connect import join
 from kvspan.comm.group import Group
 from kvspan.errors import ModelError
 from kvspan.step import RankReport, Sampled, Step, StepResult
@@ -46,8 +46,9 @@ class Toy(msgspec.Struct, frozen=True):
         deeds: what a rank does; one that is not named obeys.
         step_id: in which step they do it; None = while loading.
         deaf: whether ranks go on for ever after `Shutdown`.
-        store_path: if given, every step sums over all ranks through torch.distributed.
+        store_path: if given, every step sums over all ranks.
         world_size: ranks, for `store_path`.
+        comm: the transport, likewise.
     """
 
     deeds: dict[int, Deed] = {}
@@ -55,6 +56,7 @@ class Toy(msgspec.Struct, frozen=True):
     deaf: bool = False
     store_path: str = ""
     world_size: int = 1
+    comm: str = "gloo"
 
 
 def run(channel: Channel, payload: bytes, rank: int) -> None:
@@ -74,7 +76,7 @@ class ToyWorker:
         self._toy = toy
         self._rank = rank
         self._world = (
-            DistWorld.connect(rank=rank, size=toy.world_size, store_path=toy.store_path)
+            join(toy.comm, rank=rank, size=toy.world_size, store_path=toy.store_path)
             if toy.store_path
             else None
         )
@@ -150,6 +152,7 @@ class Collective(msgspec.Struct, frozen=True):
 class Talk(msgspec.Struct, frozen=True):
     """What ranks that only talk do: all collectives are begun before the first is waited for."""
 
+    comm: str
     store_path: str
     world_size: int
     partition: tuple[tuple[int, ...], ...]
@@ -166,7 +169,7 @@ class Heard(msgspec.Struct, frozen=True):
 def talk(channel: Channel, payload: bytes, rank: int) -> None:
     """Target: does a `Talk` and sends back a `Heard`."""
     told = msgspec.msgpack.decode(payload, type=Talk)
-    world = DistWorld.connect(rank=rank, size=told.world_size, store_path=told.store_path)
+    world = join(told.comm, rank=rank, size=told.world_size, store_path=told.store_path)
     group = world.group(told.partition)
     begun = [_begin(group, collective) for collective in told.collectives]
     results = [finish() for finish in begun]

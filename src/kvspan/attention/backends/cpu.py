@@ -43,7 +43,9 @@ def native_path() -> NativePath:
     try:
         native = _extension()
     except ImportError as error:
-        _LOG.warning("Attention runs on torch's own kernels: the native ones cannot be imported: %s", error)
+        _LOG.warning(
+            "Attention runs on torch's own kernels: the native ones cannot be imported: %s", error
+        )
         return NativePath(None, f"the native extension cannot be imported ({error})")
     has = [isa for isa in CPU_ISAS if native.available(native.Isa[isa])]
     if asked is None:
