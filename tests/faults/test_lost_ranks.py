@@ -104,6 +104,19 @@ def test_a_stopped_rank_is_told_from_those_that_wait_for_it(comm: str) -> None:
     assert "rank 1 has been stopped by a signal" in told
 
 
+@pytest.mark.parametrize("deed", [Deed.KILL_ITSELF, Deed.STOP_ITSELF])
+def test_an_exchange_ends_by_itself_and_says_who_has_not_come(deed: Deed) -> None:
+    """Before the driver gives up; a killed rank may be noticed by the driver first."""
+    store_path = fork_server().private_path()
+    toy = Toy(
+        {1: deed}, step_id=1, store_path=store_path, world_size=3, comm="shm", patience_s=STEP_TIMEOUT_S
+    )
+    told = run_until_it_dies(toys(toy))
+    assert "rank 1 was killed by signal 9" in told or (
+        "TimeoutError: Rank 1 has not come to an exchange of ranks 0, 1, 2 within 1 s." in told
+    )
+
+
 def test_a_step_that_a_stopped_rank_cannot_take_does_not_block_for_ever() -> None:
     """It is larger than the socket's buffer, so that sending it waits for the rank."""
     executor = toys(Toy(), step_timeout_s=STEP_TIMEOUT_S)

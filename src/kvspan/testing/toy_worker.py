@@ -49,6 +49,7 @@ class Toy(msgspec.Struct, frozen=True):
         store_path: if given, every step sums over all ranks.
         world_size: ranks, for `store_path`.
         comm: the transport, likewise.
+        patience_s: that a sum may take before it raises.
     """
 
     deeds: dict[int, Deed] = {}
@@ -57,6 +58,7 @@ class Toy(msgspec.Struct, frozen=True):
     store_path: str = ""
     world_size: int = 1
     comm: str = "gloo"
+    patience_s: float = 600.0
 
 
 def run(channel: Channel, payload: bytes, rank: int) -> None:
@@ -76,7 +78,13 @@ class ToyWorker:
         self._toy = toy
         self._rank = rank
         self._world = (
-            join(toy.comm, rank=rank, size=toy.world_size, store_path=toy.store_path)
+            join(
+                toy.comm,
+                rank=rank,
+                size=toy.world_size,
+                store_path=toy.store_path,
+                timeout_s=toy.patience_s,
+            )
             if toy.store_path
             else None
         )
@@ -175,6 +183,31 @@ def talk(channel: Channel, payload: bytes, rank: int) -> None:
     results = [finish() for finish in begun]
     world.close()
     channel.send(msgspec.msgpack.encode(Heard(group.rank, results)))
+
+
+class Rounds(msgspec.Struct, frozen=True):
+    """Collectives of one element in a row, in two groups by turns: all ranks, and two halves."""
+
+    comm: str
+    store_path: str
+    world_size: int
+    count: int
+
+
+def go_rounds(channel: Channel, payload: bytes, rank: int) -> None:
+    """Target: does `Rounds`, and sends back in how many of them the sum was right."""
+    told = msgspec.msgpack.decode(payload, type=Rounds)
+    size, half = told.world_size, told.world_size // 2
+    world = join(told.comm, rank=rank, size=size, store_path=told.store_path)
+    partitions = ((tuple(range(size)),), (tuple(range(half)), tuple(range(half, size))))
+    groups = [(world.group(p), next(g for g in p if rank in g)) for p in partitions]
+    right = 0
+    for i in range(told.count):
+        group, members = groups[i % len(groups)]
+        got = group.all_reduce(torch.tensor([float(i * (rank + 1))])).wait()
+        right += int(got.item() == float(i * sum(member + 1 for member in members)))
+    world.close()
+    channel.send(msgspec.msgpack.encode(right))
 
 
 def contribution(collective: Collective, rank: int, rows: int) -> Tensor:
