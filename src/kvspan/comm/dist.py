@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kvspan.comm.group import Group
+from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
 from kvspan.comm.sums import sum_in_order
 
@@ -170,6 +170,9 @@ class DistGroup:
             [n * unit for n in sizes],
         )
         return _UnderWay(work, lambda: list(arrived.view(dtype).split_with_sizes(list(sizes))))
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> None:
+        """The backends move tensors and know no attention."""
 
     def _exchange(
         self, sent: Tensor, sent_bytes: list[int], arriving_bytes: list[int]

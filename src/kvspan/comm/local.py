@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kvspan.comm.group import Piece
 from kvspan.comm.sums import sum_in_order
 
 T = TypeVar("T")
@@ -53,6 +54,12 @@ class SoloGroup:
         """The one part, as it came."""
         _check_rows(parts[0], sizes[0])
         return Done(list(parts))
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Done[Tensor]:
+        """The one piece of `out`, [n, c], with zeros where no key was seen."""
+        (piece,) = pieces
+        seen = torch.where(lse.isfinite()[..., None], out, 0.0)[piece.rows]
+        return Done(seen.flatten(1)[:, piece.columns.start : piece.columns.stop])
 
 
 def solo() -> SoloGroup:
@@ -103,6 +110,9 @@ class LocalGroup:
         for part, size in zip(done.value, sizes, strict=True):
             _check_rows(part, size)
         return done
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> None:
+        """Threads exchange pieces and merge them themselves."""
 
     def _meet(self, mine: T, combine: Callable[[list[T]], Any]) -> Done[Any]:
         board = self._board

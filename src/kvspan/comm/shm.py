@@ -17,13 +17,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from kvspan.comm.group import Group
+from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
 
 T = TypeVar("T")
 
+_LSE_BYTES = 4
 SLOT_BYTES = 256 << 10
 """What a rank can say in a round; longer messages take several. Two of these a rank fit in its cache."""
 
@@ -136,6 +137,7 @@ class ShmGroup:
         self._members = members
         self._timeout_s = timeout_s
         self._native = _native().ShmGroup(file, offset, self.rank, self.size, SLOT_BYTES)
+        self._share_bytes = self._native.share_bytes()
         self._summed = _native_dtypes()
         self._last: _UnderWay[Any] | None = None
 
@@ -186,6 +188,38 @@ class ShmGroup:
         )
         return self._began(lambda: list(every.split_with_sizes(list(sizes))), every, *parts)
 
+    def merge_scatter(
+        self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]
+    ) -> _UnderWay[Tensor] | None:
+        """Writes partials where the others read and merge them, each its piece, in one round."""
+        num_rows, _, head_dim = out.shape
+        widest = max(
+            piece.heads(head_dim).size * (head_dim * out.itemsize + _LSE_BYTES) for piece in pieces
+        )
+        if out.dtype not in self._summed or widest > self._share_bytes:
+            return None
+        flat, lse = out.flatten(1).contiguous(), lse.contiguous()
+        rows = [_rows(piece, num_rows) for piece in pieces]
+        numbers = [
+            number
+            for (address, first, count), piece in zip(rows, pieces, strict=True)
+            for number in (address, first, count, piece.columns.start, piece.columns.size)
+        ]
+        mine = out.new_empty(rows[self.rank][2], pieces[self.rank].columns.size)
+        self._settle()
+        self._native.start_merge_scatter(
+            self._summed[out.dtype],
+            flat.data_ptr(),
+            flat.stride(0),
+            lse.data_ptr(),
+            lse.stride(0),
+            head_dim,
+            numbers,
+            mine.data_ptr(),
+        )
+        chosen = (piece.rows for piece in pieces if isinstance(piece.rows, Tensor))
+        return self._began(lambda: mine, flat, lse, mine, *chosen)
+
     def finish(self) -> None:
         """Waits for the others and takes what they brought to the collective under way.
 
@@ -228,6 +262,15 @@ class ShmGroup:
             every.data_ptr(),
         )
         return self._began(lambda: sum_in_order(every.unbind()), x, every)
+
+
+def _rows(piece: Piece, num_rows: int) -> tuple[int, int, int]:
+    """A piece's rows: the address of their numbers or 0 for consecutive ones, the first, how many."""
+    if isinstance(piece.rows, Tensor):
+        return piece.rows.data_ptr(), 0, len(piece.rows)
+    first, stop, step = piece.rows.indices(num_rows)
+    assert step == 1, "a slice of rows has no gaps"
+    return 0, first, max(stop - first, 0)
 
 
 def _check_rows(x: Tensor, rows: int) -> None:

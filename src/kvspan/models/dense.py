@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvspan.attention.exchange import Piece, make_exchange
+from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import KvStore
+from kvspan.comm.group import Piece
 from kvspan.comm.local import solo
 from kvspan.config.model import ModelConfig
 from kvspan.layers.embedding import VocabEmbedding

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.comm.group import Group
-from kvspan.comm.local import LocalWorld
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.shm import SLOT_BYTES, ShmWorld, refusal
 from kvspan.executor.children import fork_server
-from kvspan.testing.ranks import run_ranks
+from kvspan.testing.ranks import run_ranks, shared_worlds
 from kvspan.testing.toy_worker import Rounds
 from kvspan.worker.messages import Channel
 
@@ -37,17 +36,9 @@ def nothing_left_behind() -> Iterator[None]:
 
 def beside(size: int, body: Callable[[Group, Group], None], *, timeout_s: float = 30.0) -> None:
     """Runs `body` on threads, each with its group over shared memory and its group of threads."""
-    file = os.memfd_create("test")
-
-    def with_both(world: LocalWorld) -> None:
-        shared = ShmWorld(world.rank, size, file=os.dup(file), timeout_s=timeout_s)
-        body(shared.group([range(size)]), world.group([range(size)]))
-        shared.close()
-
-    try:
-        run_ranks(size, with_both)
-    finally:
-        os.close(file)
+    everybody = [range(size)]
+    with shared_worlds(size, timeout_s=timeout_s) as shared:
+        run_ranks(size, lambda w: body(shared[w.rank].group(everybody), w.group(everybody)))
 
 
 def numbers(shape: Sequence[int], dtype: torch.dtype, seed: int) -> torch.Tensor:
@@ -132,22 +123,19 @@ def test_extreme_numbers_are_rounded_as_torch_does() -> None:
 def test_groups_by_turns() -> None:
     """Three partitions of four ranks, with a collective of each under way at once."""
     partitions = (((0, 1, 2, 3),), ((0, 1), (2, 3)), ((3, 0), (1,), (2,)))
-    file = os.memfd_create("test")
 
-    def body(world: LocalWorld) -> None:
-        shared = ShmWorld(world.rank, 4, file=os.dup(file), timeout_s=30)
+    def body(shared: ShmWorld) -> None:
         groups = [shared.group(p) for p in partitions]
         assert groups[0] is shared.group(partitions[0])
         for i in range(50):
-            mine = torch.tensor([i * 10 + world.rank])
+            mine = torch.tensor([i * 10 + shared.rank])
             begun = [group.all_gather(mine, [1] * group.size) for group in groups]
             for pending, partition in zip(reversed(begun), reversed(partitions), strict=True):
-                members = next(g for g in partition if world.rank in g)
+                members = next(g for g in partition if shared.rank in g)
                 assert pending.wait().tolist() == [i * 10 + member for member in members]
-        shared.close()
 
-    run_ranks(4, body)
-    os.close(file)
+    with shared_worlds(4) as shared:
+        run_ranks(4, lambda world: body(shared[world.rank]))
 
 
 def test_ranks_that_disagree_are_told() -> None:
