@@ -1,7 +1,9 @@
 // The border to Python, which hands over addresses, sizes and strides; nothing else here knows Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/vector.h>
 
 #include "attention.h"
+#include "exchange.h"
 #include "isa.h"
 
 namespace nb = nanobind;
@@ -12,6 +14,16 @@ namespace {
 template <class T>
 T* at(std::uintptr_t address) {
     return reinterpret_cast<T*>(address);
+}
+
+// Five numbers each: the address of row numbers or 0, the first row, rows, the first column, columns.
+std::vector<Piece> pieces_of(const Sizes& numbers) {
+    std::vector<Piece> pieces;
+    for (std::size_t i = 0; i + 5 <= numbers.size(); i += 5) {
+        const auto* n = &numbers[i];
+        pieces.push_back({at<const std::int64_t>(n[0]), n[1], n[2], n[3], n[4]});
+    }
+    return pieces;
 }
 
 }  // namespace
@@ -63,4 +75,33 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release others_may_run;
         attend(call, attention_kernel(isa, dtype), threads);
     });
+
+    const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();
+    nb::class_<ShmGroup>(m, "ShmGroup")
+        .def(nb::init<int, std::size_t, int, int, std::size_t>())
+        .def_static("region_bytes", &ShmGroup::region_bytes)
+        .def("share_bytes", &ShmGroup::share_bytes)
+        .def("start_all_gather",
+             [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
+                 group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
+             }, others_may_run)
+        .def("start_all_to_all",
+             [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving, Address out) {
+                 group.start_all_to_all(parts, sent, arriving, at<std::byte>(out));
+             }, others_may_run)
+        .def("start_all_reduce",
+             [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
+                 group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
+             }, others_may_run)
+        .def("start_reduce_scatter",
+             [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
+                 group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
+             }, others_may_run)
+        .def("start_merge_scatter",
+             [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse, Size lse_row,
+                Size head_dim, const Sizes& pieces, Address out) {
+                 group.start_merge_scatter({dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row,
+                                            head_dim}, pieces_of(pieces), at<std::byte>(out));
+             }, others_may_run)
+        .def("finish", &ShmGroup::finish, others_may_run);
 }

@@ -1,5 +1,6 @@
 """The C++ extension; see `csrc/bindings.cpp`."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 class Isa(Enum):
@@ -51,3 +52,48 @@ def attend(
     /,
 ) -> None:
     """Paged attention; addresses are of memory that lives through the call, strides in elements."""
+
+class ShmGroup:
+    """A group of processes that share memory; see `csrc/exchange.h`. Addresses live until `finish`."""
+
+    def __init__(self, file: int, offset: int, rank: int, size: int, slot_bytes: int, /) -> None: ...
+    @staticmethod
+    def region_bytes(size: int, slot_bytes: int, /) -> int:
+        """Bytes of the file that a group takes."""
+
+    def share_bytes(self) -> int:
+        """Bytes that one reader has of a slot when each reader finds something else."""
+
+    def start_all_gather(self, mine: int, sizes: Sequence[int], out: int, /) -> None:
+        """`sizes` are bytes of each rank."""
+
+    def start_all_to_all(
+        self, parts: Sequence[int], sent: Sequence[int], arriving: Sequence[int], out: int, /
+    ) -> None:
+        """`sent` and `arriving` are bytes for and of each rank."""
+
+    def start_all_reduce(self, dtype: Dtype, mine: int, count: int, out: int, /) -> None:
+        """`count` is elements; `out` may be `mine`."""
+
+    def start_reduce_scatter(self, dtype: Dtype, mine: int, sizes: Sequence[int], out: int, /) -> None:
+        """`sizes` are elements for each rank."""
+
+    def start_merge_scatter(
+        self,
+        dtype: Dtype,
+        partial: int,
+        partial_row: int,
+        lse: int,
+        lse_row: int,
+        head_dim: int,
+        pieces: Sequence[int],
+        out: int,
+        /,
+    ) -> None:
+        """Strides are in elements. A piece is five numbers.
+
+        They are the address of its row numbers or 0, its first row, rows, first column and columns.
+        """
+
+    def finish(self, timeout_s: float, /) -> int:
+        """Waits; the rank that has not come in time, or -1."""

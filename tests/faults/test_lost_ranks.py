@@ -75,10 +75,11 @@ def test_a_rank_that_ends_is_named(deed: Deed, how: str, rank: int) -> None:
     assert ("in _do" in told) == (deed is Deed.RAISE)  # its traceback, and no other
 
 
-def test_the_rank_that_died_is_named_and_not_those_that_complain_of_it() -> None:
-    """Its neighbours wait for it in a collective, which fails when its sockets close."""
+@pytest.mark.parametrize("comm", ["gloo", "shm"])
+def test_the_rank_that_died_is_named_and_not_those_that_complain_of_it(comm: str) -> None:
+    """Its neighbours wait for it in a collective; gloo's fails when its sockets close."""
     store_path = fork_server().private_path()
-    toy = Toy({1: Deed.KILL_ITSELF}, step_id=2, store_path=store_path, world_size=3)
+    toy = Toy({1: Deed.KILL_ITSELF}, step_id=2, store_path=store_path, world_size=3, comm=comm)
     told = run_until_it_dies(toys(toy))
     assert told.startswith("Step 2: rank 1 was killed by signal 9")
     assert "rank 0 |" not in told
@@ -94,12 +95,26 @@ def test_ranks_that_do_not_answer_are_named_in_time(deed: Deed) -> None:
     assert clock.now_s() - start_s < 10
 
 
-def test_a_stopped_rank_is_told_from_those_that_wait_for_it() -> None:
+@pytest.mark.parametrize("comm", ["gloo", "shm"])
+def test_a_stopped_rank_is_told_from_those_that_wait_for_it(comm: str) -> None:
     store_path = fork_server().private_path()
-    toy = Toy({1: Deed.STOP_ITSELF}, step_id=1, store_path=store_path, world_size=3)
+    toy = Toy({1: Deed.STOP_ITSELF}, step_id=1, store_path=store_path, world_size=3, comm=comm)
     told = run_until_it_dies(toys(toy, step_timeout_s=STEP_TIMEOUT_S))
     assert told.startswith("Step 1: ranks 0, 1, 2 have not answered within 1 s")
     assert "rank 1 has been stopped by a signal" in told
+
+
+@pytest.mark.parametrize("deed", [Deed.KILL_ITSELF, Deed.STOP_ITSELF])
+def test_an_exchange_ends_by_itself_and_says_who_has_not_come(deed: Deed) -> None:
+    """Before the driver gives up; a killed rank may be noticed by the driver first."""
+    store_path = fork_server().private_path()
+    toy = Toy(
+        {1: deed}, step_id=1, store_path=store_path, world_size=3, comm="shm", patience_s=STEP_TIMEOUT_S
+    )
+    told = run_until_it_dies(toys(toy))
+    assert "rank 1 was killed by signal 9" in told or (
+        "TimeoutError: Rank 1 has not come to an exchange of ranks 0, 1, 2 within 1 s." in told
+    )
 
 
 def test_a_step_that_a_stopped_rank_cannot_take_does_not_block_for_ever() -> None:

@@ -192,3 +192,14 @@ def test_more_than_one_rank_can_hold_is_served(
         assert llm.engine.core.plan.tokens_per_rank == 64
         assert llm.engine.core.plan.tokens_total == 512
         assert_same(run(llm, prompts()[-1:]), one_rank["greedy"][-1:])
+
+
+@pytest.mark.parametrize("comm", ["shm", "gloo"])
+@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T4-W4"])
+def test_processes_give_the_same_text_over_any_transport(
+    layout: str, comm: str, model: Path, one_rank: dict[str, list[Generation]]
+) -> None:
+    options = {**LAYOUTS[layout], "distributed_executor_backend": "mp", "comm": comm}
+    with engine(model, **options) as llm:
+        assert llm.resolved.comm == comm
+        assert_same(run(llm, prompts()), one_rank["greedy"])

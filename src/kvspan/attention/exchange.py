@@ -11,6 +11,7 @@ head, and may be empty.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -18,27 +19,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvspan.attention.merge import shard_weights, weighted_sum
-from kvspan.comm.group import Group, Pending
-from kvspan.topology import Span, touched_heads
+from kvspan.comm.group import Group, Pending, Piece
+from kvspan.topology import Span
 
 LSE_BYTES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of the attention output that one rank owns.
-
-    Args:
-        rows: query rows: a slice, or their numbers [n] int64.
-        columns: range of the flattened [H * D] axis of the group's heads.
-    """
-
-    rows: slice | Tensor
-    columns: Span
-
-    def heads(self, head_dim: int) -> Span:
-        """Heads that the columns touch."""
-        return touched_heads(self.columns, head_dim)
 
 
 class Exchange(Protocol):
@@ -72,6 +56,8 @@ class _Then:
 class AllToAll:
     """Sends pieces of partials with their LSE, and merges at the receiver in float32.
 
+    A group that merges by itself is left to it; it then sends the same pieces and makes the same sums.
+
     Args:
         group: the DCP group.
     """
@@ -81,6 +67,10 @@ class AllToAll:
 
     def start(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
         """See `Exchange.start`."""
+        merged = self._group.merge_scatter(out, lse, pieces)
+        return self._start_here(out, lse, pieces) if merged is None else merged
+
+    def _start_here(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
         head_dim = out.shape[-1]
         parts = [_packed(out, lse, piece) for piece in pieces]
         mine = pieces[self._group.rank]
@@ -92,7 +82,7 @@ class AllToAll:
             weights, _ = shard_weights(torch.stack([m for _, m in unpacked]))  # [W, n, heads]
             merged = weighted_sum(
                 torch.stack([o for o, _ in unpacked]),  # [W, n, c]
-                weights[..., _head_of_column(mine, head_dim, out.device)],
+                weights[..., _head_of_column(mine.columns, head_dim, out.device)],
             )
             return merged.to(out.dtype)
 
@@ -157,7 +147,8 @@ def _bytes(x: Tensor) -> Tensor:
     return x.contiguous().flatten().view(torch.uint8)
 
 
-def _head_of_column(piece: Piece, head_dim: int, device: torch.device) -> Tensor:
+@cache
+def _head_of_column(columns: Span, head_dim: int, device: torch.device) -> Tensor:
     """[c]: for each column of a piece, which of the piece's heads it belongs to."""
-    columns = torch.arange(piece.columns.start, piece.columns.stop, device=device)
-    return columns // head_dim - piece.heads(head_dim).start
+    numbers = torch.arange(columns.start, columns.stop, device=device)
+    return numbers // head_dim - columns.start // head_dim

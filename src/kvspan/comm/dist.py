@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kvspan.comm.group import Group
+from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
+from kvspan.comm.sums import sum_in_order
 
 T = TypeVar("T")
 
@@ -156,9 +157,7 @@ class DistGroup:
         )
 
         def finish() -> Tensor:
-            exact = torch.promote_types(x.dtype, torch.float32)
-            parts_of_mine = parts.view(x.dtype).view(self.size, mine, *x.shape[1:])
-            return parts_of_mine.sum(0, dtype=exact).to(x.dtype)
+            return sum_in_order(parts.view(x.dtype).view(self.size, mine, *x.shape[1:]).unbind())
 
         return _UnderWay(work, finish)
 
@@ -171,6 +170,9 @@ class DistGroup:
             [n * unit for n in sizes],
         )
         return _UnderWay(work, lambda: list(arrived.view(dtype).split_with_sizes(list(sizes))))
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> None:
+        """The backends move tensors and know no attention."""
 
     def _exchange(
         self, sent: Tensor, sent_bytes: list[int], arriving_bytes: list[int]

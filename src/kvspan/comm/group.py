@@ -5,9 +5,12 @@ same calls in the same order as its neighbours. A group of one is an ordinary va
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from torch import Tensor
+
+from kvspan.topology import Span, touched_heads
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -18,6 +21,23 @@ class Pending(Protocol[T_co]):
     def wait(self) -> T_co:
         """The result; called once."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the attention output that one rank owns.
+
+    Args:
+        rows: query rows: a slice, or their numbers [n] int64.
+        columns: range of the flattened [H * D] axis of the group's heads.
+    """
+
+    rows: slice | Tensor
+    columns: Span
+
+    def heads(self, head_dim: int) -> Span:
+        """Heads that the columns touch."""
+        return touched_heads(self.columns, head_dim)
 
 
 class Group(Protocol):
@@ -74,6 +94,20 @@ class Group(Protocol):
 
         Returns:
             What arrived, one flat tensor for each rank, in order of rank.
+        """
+        ...
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor] | None:
+        """Merges partial attention over the ranks and leaves each rank its piece: if it can, at once.
+
+        Args:
+            out: [R, H, D], this rank's partials over its own keys.
+            lse: [R, H] float32, natural log; not finite = no key seen here.
+            pieces: what each rank owns, in order of rank.
+
+        Returns:
+            A pending [n, c] in `out.dtype`, this rank's piece of attention over all keys; or None, on
+            every rank alike, if this group cannot do it for such tensors: nothing has been sent then.
         """
         ...
 

@@ -13,6 +13,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kvspan.comm.group import Piece
+from kvspan.comm.sums import sum_in_order
+
 T = TypeVar("T")
 
 
@@ -52,6 +55,12 @@ class SoloGroup:
         _check_rows(parts[0], sizes[0])
         return Done(list(parts))
 
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Done[Tensor]:
+        """The one piece of `out`, [n, c], with zeros where no key was seen."""
+        (piece,) = pieces
+        seen = torch.where(lse.isfinite()[..., None], out, 0.0)[piece.rows]
+        return Done(seen.flatten(1)[:, piece.columns.start : piece.columns.stop])
+
 
 def solo() -> SoloGroup:
     """A group of one rank, which costs nothing."""
@@ -81,7 +90,7 @@ class LocalGroup:
 
     def all_reduce(self, x: Tensor) -> Done[Tensor]:
         """Sums `x` over the ranks, in order of rank and so alike on each."""
-        return self._meet(x, _sum)
+        return self._meet(x, sum_in_order)
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Done[Tensor]:
         """Concatenates everybody's [sizes[rank], ...] along dim 0."""
@@ -93,7 +102,7 @@ class LocalGroup:
         _check_rows(x, sum(sizes))
         start = sum(sizes[: self.rank])
         mine = slice(start, start + sizes[self.rank])
-        return self._meet(x, lambda posted: _sum([p[mine] for p in posted]))
+        return self._meet(x, lambda posted: sum_in_order([p[mine] for p in posted]))
 
     def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Done[list[Tensor]]:
         """Gives rank j `parts[j]`; `sizes` are the elements that arrive from each rank."""
@@ -101,6 +110,9 @@ class LocalGroup:
         for part, size in zip(done.value, sizes, strict=True):
             _check_rows(part, size)
         return done
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> None:
+        """Threads exchange pieces and merge them themselves."""
 
     def _meet(self, mine: T, combine: Callable[[list[T]], Any]) -> Done[Any]:
         board = self._board
@@ -161,12 +173,6 @@ def local_worlds(size: int) -> list[LocalWorld]:
     """Worlds for `size` threads that can talk to one another, in order of rank."""
     meeting = _Meeting(size)
     return [LocalWorld(meeting, rank) for rank in range(size)]
-
-
-def _sum(tensors: list[Tensor]) -> Tensor:
-    """The sum in at least float32, in order of rank and so the same bits on each."""
-    exact = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.stack(tensors).sum(0, dtype=exact).to(tensors[0].dtype)
 
 
 def _check_rows(x: Tensor, rows: int) -> None:

@@ -183,7 +183,7 @@ class EngineConfig:
 
     device: str = option(choice("auto", "cpu", "cuda"), "auto", "what ranks compute on", _RUNTIME)
     comm: str = option(
-        choice("auto", "gloo", "nccl", absent={"shm": "shared memory is not there yet; use gloo"}),
+        choice("auto", "shm", "gloo", "nccl"),
         "auto",
         "transport of the collectives",
         _RUNTIME,

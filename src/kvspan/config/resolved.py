@@ -26,7 +26,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group.
         expert_parallel: whether each rank keeps whole experts, or a part of each.
-        comm: transport of collectives between processes, `gloo` or `nccl`.
+        comm: transport of collectives between processes, `shm`, `gloo` or `nccl`.
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise.

@@ -46,10 +46,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         cores: that this process may use.
         num_gpus: CUDA devices.
+        no_shm: why ranks cannot exchange through shared memory, as a sentence's end; None = they can.
     """
 
     cores: int
     num_gpus: int = 0
+    no_shm: str | None = None
 
 
 def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
@@ -139,7 +141,7 @@ def _choose(
         exchange=_choose_exchange(asked, model, topology, DTYPE_BYTES[dtype.value]),
         replicate_q=_choose_replicate_q(asked, model, topology, mode, DTYPE_BYTES[dtype.value]),
         device=device,
-        comm=_choose_comm(asked, device.value),
+        comm=_choose_comm(asked, machine, device.value),
         dtype=dtype,
         kv_dtype=_choose_kv_dtype(asked, dtype.value),
         max_model_len=max_model_len,
@@ -233,13 +235,22 @@ def _choose_device(asked: EngineConfig, machine: Machine, world_size: int) -> Ch
     return Choice(device, f"this machine has {gpus or 'no'} CUDA device{'s' if gpus > 1 else ''}.")
 
 
-def _choose_comm(asked: EngineConfig, device: str) -> Choice[str]:
-    carries = {"cpu": "gloo", "cuda": "nccl"}[device]
-    if asked.comm not in ("auto", carries):
+def _choose_comm(asked: EngineConfig, machine: Machine, device: str) -> Choice[str]:
+    carriers = {"cpu": ("shm", "gloo"), "cuda": ("nccl",)}[device]
+    if asked.comm not in ("auto", *carriers):
         raise ConfigError(
-            f"--comm {asked.comm} does not carry tensors of --device {device}: use {carries} or auto."
+            f"--comm {asked.comm} does not carry tensors of --device {device}: use "
+            f"{' or '.join((*carriers, 'auto'))}."
         )
-    return Choice(carries, f"ranks compute on {device}." if asked.comm == "auto" else None)
+    if asked.comm == "shm" and machine.no_shm is not None:
+        raise ConfigError(f"--comm shm cannot run: {machine.no_shm}. Use gloo or auto.")
+    if asked.comm != "auto":
+        return Choice(asked.comm)
+    if device == "cuda":
+        return Choice("nccl", "ranks compute on cuda.")
+    if machine.no_shm is not None:
+        return Choice("gloo", f"ranks compute on cpu, and {machine.no_shm}.")
+    return Choice("shm", "all ranks are on this host and compute on cpu.")
 
 
 def _choose_dtype(asked: EngineConfig, model: ModelConfig, device: str) -> Choice[str]:

@@ -7,6 +7,7 @@ import msgspec
 import torch
 
 from kvspan.comm.group import World
+from kvspan.comm.shm import refusal as shm_refusal
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig, parse_model_config, with_overrides
 from kvspan.config.resolved import Resolved
@@ -90,7 +91,9 @@ def make_executor(resolved: Resolved) -> Executor:
 
 def this_machine() -> Machine:
     """Facts about the machine that ranks will run on."""
-    return Machine(cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count())
+    return Machine(
+        cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count(), no_shm=shm_refusal()
+    )
 
 
 def _with_eos(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:

@@ -16,8 +16,9 @@ the slice touches are exchanged whole; their values are made after the merge, an
 import torch
 from torch import Tensor, nn
 
-from kvspan.attention.exchange import Piece, make_exchange
+from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import LatentStore
+from kvspan.comm.group import Piece
 from kvspan.comm.local import solo
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kvspan.attention.exchange import Piece, make_exchange
+from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import KvStore
+from kvspan.comm.group import Piece
 from kvspan.comm.local import solo
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import ColumnLinear, RowLinear, gather_columns

@@ -1,15 +1,19 @@
 """Ranks as threads, for tests: run a body on each, and count what they said to each other."""
 
+import contextlib
+import os
+import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torch import Tensor
 
-from kvspan.comm.group import Group, Pending, World
+from kvspan.comm.group import Group, Pending, Piece, World
 from kvspan.comm.local import LocalWorld, local_worlds
+from kvspan.comm.shm import ShmWorld
 
 T = TypeVar("T")
 
@@ -49,6 +53,23 @@ def run_ranks(size: int, body: Callable[[LocalWorld], T], *, timeout_s: float = 
         assert failure is not None
         raise failure
     return [f.result() for f in futures]
+
+
+@contextlib.contextmanager
+def shared_worlds(size: int, *, timeout_s: float = 30.0) -> Iterator[list[ShmWorld]]:
+    """Worlds over shared memory for `size` threads, in order of rank.
+
+    Args:
+        size: ranks.
+        timeout_s: that a collective may take before it raises.
+    """
+    with tempfile.TemporaryFile() as file:
+        worlds = [
+            ShmWorld(rank, size, file=os.dup(file.fileno()), timeout_s=timeout_s) for rank in range(size)
+        ]
+        yield worlds
+        for world in worlds:
+            world.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +116,13 @@ class CountingGroup:
         """Notes and sends."""
         self.calls.append(Call("all_to_all", sum(p.numel() for p in parts)))
         return self.inner.all_to_all(parts, sizes)
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor] | None:
+        """Merges and, if the group can do it, notes."""
+        merged = self.inner.merge_scatter(out, lse, pieces)
+        if merged is not None:
+            self.calls.append(Call("merge_scatter", out.numel()))
+        return merged
 
 
 @dataclass

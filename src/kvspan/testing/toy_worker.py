@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from kvspan.comm.dist import DistWorld
+from kvspan.comm.connect import join
 from kvspan.comm.group import Group
 from kvspan.errors import ModelError
 from kvspan.step import RankReport, Sampled, Step, StepResult
@@ -46,8 +46,10 @@ class Toy(msgspec.Struct, frozen=True):
         deeds: what a rank does; one that is not named obeys.
         step_id: in which step they do it; None = while loading.
         deaf: whether ranks go on for ever after `Shutdown`.
-        store_path: if given, every step sums over all ranks through torch.distributed.
+        store_path: if given, every step sums over all ranks.
         world_size: ranks, for `store_path`.
+        comm: the transport, likewise.
+        patience_s: that a sum may take before it raises.
     """
 
     deeds: dict[int, Deed] = {}
@@ -55,6 +57,8 @@ class Toy(msgspec.Struct, frozen=True):
     deaf: bool = False
     store_path: str = ""
     world_size: int = 1
+    comm: str = "gloo"
+    patience_s: float = 600.0
 
 
 def run(channel: Channel, payload: bytes, rank: int) -> None:
@@ -74,7 +78,13 @@ class ToyWorker:
         self._toy = toy
         self._rank = rank
         self._world = (
-            DistWorld.connect(rank=rank, size=toy.world_size, store_path=toy.store_path)
+            join(
+                toy.comm,
+                rank=rank,
+                size=toy.world_size,
+                store_path=toy.store_path,
+                timeout_s=toy.patience_s,
+            )
             if toy.store_path
             else None
         )
@@ -150,6 +160,7 @@ class Collective(msgspec.Struct, frozen=True):
 class Talk(msgspec.Struct, frozen=True):
     """What ranks that only talk do: all collectives are begun before the first is waited for."""
 
+    comm: str
     store_path: str
     world_size: int
     partition: tuple[tuple[int, ...], ...]
@@ -166,12 +177,37 @@ class Heard(msgspec.Struct, frozen=True):
 def talk(channel: Channel, payload: bytes, rank: int) -> None:
     """Target: does a `Talk` and sends back a `Heard`."""
     told = msgspec.msgpack.decode(payload, type=Talk)
-    world = DistWorld.connect(rank=rank, size=told.world_size, store_path=told.store_path)
+    world = join(told.comm, rank=rank, size=told.world_size, store_path=told.store_path)
     group = world.group(told.partition)
     begun = [_begin(group, collective) for collective in told.collectives]
     results = [finish() for finish in begun]
     world.close()
     channel.send(msgspec.msgpack.encode(Heard(group.rank, results)))
+
+
+class Rounds(msgspec.Struct, frozen=True):
+    """Collectives of one element in a row, in two groups by turns: all ranks, and two halves."""
+
+    comm: str
+    store_path: str
+    world_size: int
+    count: int
+
+
+def go_rounds(channel: Channel, payload: bytes, rank: int) -> None:
+    """Target: does `Rounds`, and sends back in how many of them the sum was right."""
+    told = msgspec.msgpack.decode(payload, type=Rounds)
+    size, half = told.world_size, told.world_size // 2
+    world = join(told.comm, rank=rank, size=size, store_path=told.store_path)
+    partitions = ((tuple(range(size)),), (tuple(range(half)), tuple(range(half, size))))
+    groups = [(world.group(p), next(g for g in p if rank in g)) for p in partitions]
+    right = 0
+    for i in range(told.count):
+        group, members = groups[i % len(groups)]
+        got = group.all_reduce(torch.tensor([float(i * (rank + 1))])).wait()
+        right += int(got.item() == float(i * sum(member + 1 for member in members)))
+    world.close()
+    channel.send(msgspec.msgpack.encode(right))
 
 
 def contribution(collective: Collective, rank: int, rows: int) -> Tensor:

@@ -3,7 +3,7 @@
 import msgspec
 import torch
 
-from kvspan.comm.dist import DistWorld
+from kvspan.comm.connect import join
 from kvspan.config.resolved import Resolved
 from kvspan.worker.loop import serve
 from kvspan.worker.messages import Channel
@@ -15,7 +15,7 @@ class RankStart(msgspec.Struct, frozen=True):
 
     Args:
         resolved: what will run.
-        store_path: the file that the ranks meet at.
+        store_path: the path that the ranks meet at.
     """
 
     resolved: Resolved
@@ -37,11 +37,11 @@ def run(channel: Channel, payload: bytes, rank: int) -> None:
     device = rank_device(resolved.device, rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    world = DistWorld.connect(
+    world = join(
+        resolved.comm,
         rank=rank,
         size=resolved.topology.world_size,
         store_path=start.store_path,
-        backend=resolved.comm,
         # A little more than the driver waits, so that it is the driver who says what happened.
         timeout_s=resolved.step_timeout_s + 60,
         device=device,

@@ -1,18 +1,23 @@
-"""Both exchanges on thread ranks: any pieces of any partials, against a merge that was never split."""
+"""All exchanges on thread ranks: any pieces of any partials, against a merge that was never split."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvspan.attention.exchange import Piece, make_exchange
+from kvspan.attention.exchange import make_exchange
 from kvspan.attention.merge import merge_shards
-from kvspan.comm.local import LocalWorld
-from kvspan.testing.ranks import CountingGroup, run_ranks
+from kvspan.comm.group import Piece, World
+from kvspan.comm.shm import refusal
+from kvspan.testing.ranks import CountingGroup, run_ranks, shared_worlds
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Span, cut
 
-EXCHANGES = ["a2a", "ag_rs"]
+needs_shm = pytest.mark.skipif(refusal() is not None, reason=str(refusal()))
+EXCHANGES = ["a2a", "ag_rs", pytest.param("fused", marks=needs_shm)]
+"""`fused` is what `a2a` does over shared memory."""
 
 
 def partials(
@@ -30,17 +35,22 @@ def partials(
 def exchanged(
     name: str, out: torch.Tensor, lse: torch.Tensor, pieces: list[Piece]
 ) -> tuple[list[torch.Tensor], list[list[str]]]:
-    def body(world: LocalWorld) -> tuple[torch.Tensor, list[str]]:
-        group = CountingGroup(world.group([range(world.size)]))
-        mine = make_exchange(name, group).start(out[world.rank], lse[world.rank], pieces).wait()
+    size = len(pieces)
+    fused = name == "fused"
+
+    def body(world: World) -> tuple[torch.Tensor, list[str]]:
+        group = CountingGroup(world.group([range(size)]))
+        exchange = make_exchange("a2a" if fused else name, group)
+        mine = exchange.start(out[world.rank], lse[world.rank], pieces).wait()
         return mine, [call.op for call in group.calls]
 
-    results = run_ranks(len(pieces), body)
+    with shared_worlds(size) if fused else nullcontext() as shared:
+        results = run_ranks(size, lambda world: body(shared[world.rank] if shared else world))
     return [piece for piece, _ in results], [calls for _, calls in results]
 
 
 @pytest.mark.parametrize("name", EXCHANGES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8])
 @pytest.mark.parametrize(("rows", "heads", "dim"), [(5, 9, 8), (1, 1, 64), (0, 3, 8), (3, 2, 12)])
 def test_each_rank_ends_with_its_slice_of_the_merge(
@@ -53,10 +63,16 @@ def test_each_rank_ends_with_its_slice_of_the_merge(
     assert_within(torch.cat(got, dim=1), wanted, "attention", dtype)
     assert all(piece.dtype == dtype for piece in got)
     assert all(c == calls[0] for c in calls)
+    if name == "fused":
+        assert calls[0] == ["merge_scatter"]
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.data(), name=st.sampled_from(EXCHANGES), size=st.integers(1, 5))
+@given(
+    data=st.data(),
+    name=st.sampled_from(["a2a", "ag_rs"] + ["fused"] * (refusal() is None)),
+    size=st.integers(1, 5),
+)
 def test_any_rows_times_any_slice(data: st.DataObject, name: str, size: int) -> None:
     rows, heads, dim = data.draw(st.integers(0, 6)), data.draw(st.integers(1, 4)), 5
     out, lse = partials(size, rows, heads, dim, torch.float32, seed=data.draw(st.integers(0, 99)))
@@ -71,3 +87,15 @@ def test_any_rows_times_any_slice(data: st.DataObject, name: str, size: int) -> 
         wanted = merged[piece.rows][:, piece.columns.start : piece.columns.stop]
         assert mine.shape == wanted.shape
         assert_within(mine, wanted, "attention", torch.float32)
+
+
+@needs_shm
+def test_more_rows_than_a_slot_holds_and_rows_wider_than_it() -> None:
+    """The first go in pieces; the second are sent and merged by the receiver, as over any transport."""
+    for rows, heads, ops in ((3000, 4, "merge_scatter"), (1, 2000, "all_to_all")):
+        out, lse = partials(2, rows, heads, 64, torch.bfloat16, seed=1)
+        pieces = [Piece(slice(None), cut(heads * 64, parts=2, index=i)) for i in range(2)]
+        got, calls = exchanged("fused", out, lse, pieces)
+        wanted = merge_shards(out.float(), lse)[0].flatten(1)
+        assert_within(torch.cat(got, dim=1), wanted, "attention", torch.bfloat16)
+        assert calls == [[ops]] * 2

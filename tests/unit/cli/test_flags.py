@@ -72,7 +72,6 @@ def test_a_typed_flag_wins_over_the_file_and_the_file_over_the_command(tmp_path:
         ("m --no-enable-lora", ["--no-enable-lora is not", "adapters"]),
         ("m n", ["Unexpected argument n"]),
         ("m --enable-prefix-caching=no", ["--enable-prefix-caching", "ignored explicit argument 'no'"]),
-        ("m --comm shm", ["--comm shm is refused"]),
         ("m --async-scheduling", ["--async-scheduling is refused"]),
         ("", ["--model is missing"]),
         ("m --config /nowhere.yaml", ["--config /nowhere.yaml cannot be read"]),

@@ -90,7 +90,7 @@ def test_values(name: str, given: Any, kept: object) -> None:
         ({"dcp_comm_backend": "nccl"}, ["--dcp-comm-backend nccl", "auto, ag_rs, a2a"]),
         ({"dcp_q_replicate": "yes"}, ["--dcp-q-replicate yes", "auto, on, off"]),
         ({"dcp_q_replicate": 1}, ["--dcp-q-replicate 1", "auto, on, off"]),
-        ({"comm": "shm"}, ["--comm shm is refused", "gloo"]),
+        ({"comm": "mpi"}, ["--comm mpi", "auto, shm, gloo, nccl"]),
         ({"kv_cache_memory": "4XB"}, ["--kv-cache-memory 4XB", "512MiB"]),
         ({"kv_cache_memory": 0}, ["--kv-cache-memory 0", "512MiB"]),
         ({"gpu_memory_utilization": 1.1}, ["--gpu-memory-utilization 1.1", "0.9"]),

@@ -44,7 +44,7 @@ def test_what_runs_when_nothing_is_asked() -> None:
     run = chosen()
     assert run.topology == Topology(tp_size=1, dcp_size=1)
     assert run.cache_layout == CacheLayout(block_size=16, dcp_size=1, interleave=16)
-    assert (run.model, run.tokenizer, run.device, run.comm) == ("m", "m", "cpu", "gloo")
+    assert (run.model, run.tokenizer, run.device, run.comm) == ("m", "m", "cpu", "shm")
     assert (run.dtype, run.kv_dtype) == ("bfloat16", "bfloat16")
     assert (run.max_model_len, run.max_num_batched_tokens, run.max_num_seqs) == (8192, 2048, 256)
     assert (run.executor, run.num_threads) == ("inprocess", 8)
@@ -187,8 +187,8 @@ def test_dtype_is_the_checkpoints_where_it_can_be(checkpoint: str, gpus: int, dt
 @pytest.mark.parametrize(
     ("tp_size", "gpus", "values"),
     [
-        (1, 0, ("cpu", "gloo", "inprocess", 0.4)),
-        (2, 0, ("cpu", "gloo", "mp", 0.4)),
+        (1, 0, ("cpu", "shm", "inprocess", 0.4)),
+        (2, 0, ("cpu", "shm", "mp", 0.4)),
         (1, 2, ("cuda", "nccl", "inprocess", 0.9)),
         (3, 3, ("cuda", "nccl", "mp", 0.9)),
     ],
@@ -247,12 +247,24 @@ def test_a_step_has_room_for_each_request_and_for_a_prompt_that_is_not_cut(
         ),
         ({"comm": "nccl"}, 0, ["--comm nccl", "--device cpu", "gloo"]),
         ({"comm": "gloo"}, 1, ["--comm gloo", "--device cuda", "nccl"]),
+        ({"comm": "shm"}, 1, ["--comm shm", "--device cuda", "nccl"]),
     ],
 )
 def test_refused(asked: dict[str, Any], gpus: int, parts: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         chosen(gpus=gpus, **asked)
     assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_without_shared_memory_ranks_talk_over_gloo() -> None:
+    machine = Machine(cores=2, no_shm="there is no native extension")
+    run = resolve(EngineConfig.from_mapping({"model": "m"}), model(), machine)
+    assert run.comm == "gloo"
+    assert run.why["comm"] == "ranks compute on cpu, and there is no native extension."
+    with pytest.raises(
+        ConfigError, match=r"--comm shm cannot run: there is no native extension\. Use gloo"
+    ):
+        resolve(EngineConfig.from_mapping({"model": "m", "comm": "shm"}), model(), machine)
 
 
 def test_a_stretched_model_takes_a_longer_context() -> None:

@@ -14,10 +14,20 @@ pytestmark = pytest.mark.timeout(60)
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
-def talked(partition: Sequence[Sequence[int]], collectives: Sequence[Collective]) -> list[Heard]:
+@pytest.fixture(params=["gloo", "shm"])
+def comm(request: pytest.FixtureRequest) -> str:
+    """Each transport of collectives between processes of a host."""
+    return request.param
+
+
+def talked(
+    comm: str, partition: Sequence[Sequence[int]], collectives: Sequence[Collective]
+) -> list[Heard]:
     """What each rank of `partition` heard, in order of world rank."""
     server, world_size = fork_server(), sum(map(len, partition))
-    talk = Talk(server.private_path(), world_size, tuple(map(tuple, partition)), tuple(collectives))
+    talk = Talk(
+        comm, server.private_path(), world_size, tuple(map(tuple, partition)), tuple(collectives)
+    )
     children = [
         server.fork("kvspan.testing.toy_worker:talk", rank=rank, num_threads=1)
         for rank in range(world_size)
@@ -65,7 +75,7 @@ def expected(collective: Collective, rank: int, size: int) -> list:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_collectives_equal_naive_ones(size: int) -> None:
+def test_collectives_equal_naive_ones(comm: str, size: int) -> None:
     """All at once, so that any mix-up of those under way shows."""
     unequal = tuple((3 * i + 2) % 5 for i in range(size))
     some_zero = tuple(i % 2 for i in range(size))
@@ -76,32 +86,32 @@ def test_collectives_equal_naive_ones(size: int) -> None:
         for width in (1, 3)
         for op in OPS
     ]
-    for rank, heard in enumerate(talked([range(size)], collectives)):
+    for rank, heard in enumerate(talked(comm, [range(size)], collectives)):
         assert heard.group_rank == rank
         for collective, result in zip(collectives, heard.results, strict=True):
             assert result == expected(collective, rank, size), collective
 
 
-def test_place_in_a_group_is_place_in_its_tuple() -> None:
+def test_place_in_a_group_is_place_in_its_tuple(comm: str) -> None:
     """The DCP group of T=2, P=2, W=4 is not in ascending order."""
     partition = [(0, 2, 1, 3)]
     mine = Collective("all_gather", "int64", (1, 1, 1, 1))
-    heard = talked(partition, [mine])
+    heard = talked(comm, partition, [mine])
     assert [h.group_rank for h in heard] == [0, 2, 1, 3]
     for h in heard:
         assert h.results == [expected(mine, h.group_rank, 4)]
 
 
-def test_groups_of_a_partition_do_not_hear_each_other() -> None:
+def test_groups_of_a_partition_do_not_hear_each_other(comm: str) -> None:
     partition = [(3, 0), (1, 2)]
     mine = Collective("all_to_all", "float32", (1, 2))
-    for h in talked(partition, [mine]):
+    for h in talked(comm, partition, [mine]):
         assert h.results == [expected(mine, h.group_rank, 2)]
 
 
-def test_a_rank_alone_in_its_group_stands_beside_others() -> None:
+def test_a_rank_alone_in_its_group_stands_beside_others(comm: str) -> None:
     partition = [(1,), (2, 0)]
     mine = Collective("all_reduce", "float32", (2, 0))
-    zero, one, two = talked(partition, [mine])
+    zero, one, two = talked(comm, partition, [mine])
     assert one.results == [expected(mine, 0, 1)]
     assert two.results == zero.results == [expected(mine, 0, 2)]

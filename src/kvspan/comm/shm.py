@@ -1,0 +1,288 @@
+"""Ranks as processes of one host that talk through memory they share. Knows no model and no executor.
+
+All groups live in one nameless file, each in a region of its own; what happens there is
+`csrc/exchange.h`. Sums are made in order of rank and in float32, bit for bit what ranks as threads
+compute. A collective begins when it is called and is finished when it is waited for, or when the
+group's next one begins: a group has one under way at a time.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvspan.comm.group import Group, Piece
+from kvspan.comm.local import solo
+from kvspan.comm.rendezvous import share_file
+from kvspan.comm.sums import sum_in_order
+
+T = TypeVar("T")
+
+_LSE_BYTES = 4
+SLOT_BYTES = 256 << 10
+"""What a rank can say in a round; longer messages take several. Two of these a rank fit in its cache."""
+
+
+def refusal() -> str | None:
+    """Why ranks of this machine cannot share memory, as a sentence's end; None = they can."""
+    try:
+        _native()
+    except ImportError as error:
+        return f"the native extension cannot be imported ({error})"
+    return None
+
+
+class ShmWorld:
+    """All ranks of a replica, each a process of this host; made by `connect`.
+
+    Args:
+        rank: of this process.
+        size: ranks in all.
+        file: a descriptor of the file they share.
+        timeout_s: that a collective may take before it raises.
+    """
+
+    def __init__(self, rank: int, size: int, *, file: int, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._file = file
+        self._timeout_s = timeout_s
+        self._used_bytes = 0
+        self._made: dict[tuple[tuple[int, ...], ...], Group] = {}
+
+    @classmethod
+    def connect(cls, *, rank: int, size: int, store_path: str, timeout_s: float = 600.0) -> "ShmWorld":
+        """Meets the other ranks.
+
+        Args:
+            rank: of this process.
+            size: ranks in all.
+            store_path: a path where nothing is yet, the same for all ranks and nobody else's.
+            timeout_s: that a collective may take before it raises.
+
+        Raises:
+            TimeoutError: not all ranks have come within `timeout_s`.
+        """
+        file = share_file(rank=rank, size=size, path=Path(store_path), timeout_s=timeout_s)
+        return cls(rank, size, file=file, timeout_s=timeout_s)
+
+    def group(self, partition: Sequence[Sequence[int]]) -> Group:
+        """This rank's group of `partition`; every rank asks for the same ones in the same order."""
+        key = tuple(tuple(members) for members in partition)
+        if key not in self._made:
+            self._made[key] = self._make(key)
+        return self._made[key]
+
+    def close(self) -> None:
+        """Lets go of all groups; the other ranks need not do it at the same time."""
+        self._made.clear()
+        os.close(self._file)
+
+    def _make(self, partition: tuple[tuple[int, ...], ...]) -> Group:
+        """Every rank counts the regions of all groups, so that all agree on where each one is."""
+        mine: Group = solo()
+        for members in partition:
+            if len(members) == 1:
+                continue
+            if self.rank in members:
+                mine = ShmGroup(self._file, self._used_bytes, members, self.rank, self._timeout_s)
+            self._used_bytes += _native().ShmGroup.region_bytes(len(members), SLOT_BYTES)
+        return mine
+
+
+class _UnderWay(Generic[T]):
+    """A collective that has begun.
+
+    Args:
+        group: whose it is.
+        result: makes the result of what has arrived.
+        alive: tensors that the collective reads and writes.
+    """
+
+    def __init__(self, group: "ShmGroup", result: Callable[[], T], alive: tuple[Tensor, ...]) -> None:
+        self._group = group
+        self._result = result
+        self._alive = alive
+        self.arrived = False
+
+    def wait(self) -> T:
+        """The result."""
+        if not self.arrived:
+            self._group.finish()
+        return self._result()
+
+
+class ShmGroup:
+    """A group of processes of one host.
+
+    Args:
+        file: that all ranks share.
+        offset: where the group's region begins in it.
+        members: the group's world ranks, in order of their rank here.
+        world_rank: of this process.
+        timeout_s: that a collective may take before it raises.
+    """
+
+    def __init__(
+        self, file: int, offset: int, members: Sequence[int], world_rank: int, timeout_s: float
+    ) -> None:
+        self.rank = members.index(world_rank)
+        self.size = len(members)
+        self._members = members
+        self._timeout_s = timeout_s
+        self._native = _native().ShmGroup(file, offset, self.rank, self.size, SLOT_BYTES)
+        self._share_bytes = self._native.share_bytes()
+        self._summed = _native_dtypes()
+        self._last: _UnderWay[Any] | None = None
+
+    def all_reduce(self, x: Tensor) -> _UnderWay[Tensor]:
+        """Sums `x` over the ranks, in order of rank. A contiguous `x` is overwritten."""
+        x = x.contiguous()
+        if x.dtype not in self._summed:
+            return self._all_reduce_here(x)
+        self._settle()
+        self._native.start_all_reduce(self._summed[x.dtype], x.data_ptr(), x.numel(), x.data_ptr())
+        return self._began(lambda: x, x)
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int]) -> _UnderWay[Tensor]:
+        """Concatenates everybody's [sizes[rank], ...] along dim 0."""
+        _check_rows(x, sizes[self.rank])
+        x = x.contiguous()
+        row_bytes = x.shape[1:].numel() * x.element_size()
+        every = x.new_empty(sum(sizes), *x.shape[1:])
+        self._settle()
+        self._native.start_all_gather(x.data_ptr(), [n * row_bytes for n in sizes], every.data_ptr())
+        return self._began(lambda: every, x, every)
+
+    def reduce_scatter(self, x: Tensor, sizes: Sequence[int]) -> _UnderWay[Tensor]:
+        """Sums [sum(sizes), ...] over the ranks; each keeps its part of dim 0."""
+        _check_rows(x, sum(sizes))
+        x = x.contiguous()
+        if x.dtype not in self._summed:
+            return self._reduce_scatter_here(x, sizes)
+        width = x.shape[1:].numel()
+        mine = x.new_empty(sizes[self.rank], *x.shape[1:])
+        self._settle()
+        self._native.start_reduce_scatter(
+            self._summed[x.dtype], x.data_ptr(), [n * width for n in sizes], mine.data_ptr()
+        )
+        return self._began(lambda: mine, x, mine)
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> _UnderWay[list[Tensor]]:
+        """Gives rank j `parts[j]`; `sizes` are the elements that arrive from each rank."""
+        parts = [part.contiguous() for part in parts]
+        unit = parts[0].element_size()
+        every = parts[0].new_empty(sum(sizes))
+        self._settle()
+        self._native.start_all_to_all(
+            [part.data_ptr() for part in parts],
+            [part.numel() * unit for part in parts],
+            [n * unit for n in sizes],
+            every.data_ptr(),
+        )
+        return self._began(lambda: list(every.split_with_sizes(list(sizes))), every, *parts)
+
+    def merge_scatter(
+        self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]
+    ) -> _UnderWay[Tensor] | None:
+        """Writes partials where the others read and merge them, each its piece, in one round."""
+        num_rows, _, head_dim = out.shape
+        widest = max(
+            piece.heads(head_dim).size * (head_dim * out.itemsize + _LSE_BYTES) for piece in pieces
+        )
+        if out.dtype not in self._summed or widest > self._share_bytes:
+            return None
+        flat, lse = out.flatten(1).contiguous(), lse.contiguous()
+        rows = [_rows(piece, num_rows) for piece in pieces]
+        numbers = [
+            number
+            for (address, first, count), piece in zip(rows, pieces, strict=True)
+            for number in (address, first, count, piece.columns.start, piece.columns.size)
+        ]
+        mine = out.new_empty(rows[self.rank][2], pieces[self.rank].columns.size)
+        self._settle()
+        self._native.start_merge_scatter(
+            self._summed[out.dtype],
+            flat.data_ptr(),
+            flat.stride(0),
+            lse.data_ptr(),
+            lse.stride(0),
+            head_dim,
+            numbers,
+            mine.data_ptr(),
+        )
+        chosen = (piece.rows for piece in pieces if isinstance(piece.rows, Tensor))
+        return self._began(lambda: mine, flat, lse, mine, *chosen)
+
+    def finish(self) -> None:
+        """Waits for the others and takes what they brought to the collective under way.
+
+        Raises:
+            TimeoutError: a rank has not come.
+            RuntimeError: a rank came with something else than was agreed.
+        """
+        absent = self._native.finish(self._timeout_s)
+        if absent >= 0:
+            raise TimeoutError(
+                f"Rank {self._members[absent]} has not come to an exchange of ranks "
+                f"{', '.join(map(str, self._members))} within {self._timeout_s:g} s."
+            )
+        assert self._last is not None
+        self._last.arrived, self._last = True, None
+
+    def _settle(self) -> None:
+        if self._last is not None:
+            self.finish()
+
+    def _began(self, result: Callable[[], T], *alive: Tensor) -> _UnderWay[T]:
+        self._last = begun = _UnderWay(self, result, alive)
+        return begun
+
+    def _all_reduce_here(self, x: Tensor) -> _UnderWay[Tensor]:
+        """For what is rarely summed: everything is moved, and torch adds it up."""
+        every = x.new_empty(self.size, *x.shape)
+        self._settle()
+        self._native.start_all_gather(x.data_ptr(), [x.nbytes] * self.size, every.data_ptr())
+        return self._began(lambda: sum_in_order(every.unbind()), x, every)
+
+    def _reduce_scatter_here(self, x: Tensor, sizes: Sequence[int]) -> _UnderWay[Tensor]:
+        parts = x.split_with_sizes(list(sizes))
+        every = x.new_empty(self.size, *parts[self.rank].shape)
+        self._settle()
+        self._native.start_all_to_all(
+            [part.data_ptr() for part in parts],
+            [part.nbytes for part in parts],
+            [parts[self.rank].nbytes] * self.size,
+            every.data_ptr(),
+        )
+        return self._began(lambda: sum_in_order(every.unbind()), x, every)
+
+
+def _rows(piece: Piece, num_rows: int) -> tuple[int, int, int]:
+    """A piece's rows: the address of their numbers or 0 for consecutive ones, the first, how many."""
+    if isinstance(piece.rows, Tensor):
+        return piece.rows.data_ptr(), 0, len(piece.rows)
+    first, stop, step = piece.rows.indices(num_rows)
+    assert step == 1, "a slice of rows has no gaps"
+    return 0, first, max(stop - first, 0)
+
+
+def _check_rows(x: Tensor, rows: int) -> None:
+    assert x.shape[0] == rows, f"this rank came with {x.shape[0]} rows where {rows} were agreed"
+
+
+@cache
+def _native_dtypes() -> dict[torch.dtype, Any]:
+    """What the native exchange adds up."""
+    dtypes = _native().Dtype
+    return {torch.float32: dtypes.f32, torch.bfloat16: dtypes.bf16, torch.float16: dtypes.f16}
+
+
+def _native() -> ModuleType:
+    return importlib.import_module("kvspan._native")
