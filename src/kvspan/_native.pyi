@@ -51,3 +51,23 @@ def attend(
     /,
 ) -> None:
     """Paged attention; addresses are of memory that lives through the call, strides in elements."""
+
+def has_linear(isa: Isa, /) -> bool:
+    """Whether the instruction set has a kernel for linear layers in bf16."""
+
+def linear(
+    isa: Isa,
+    threads: int,
+    input: int,
+    rows: int,
+    input_stride: int,
+    weight: int,
+    outputs: int,
+    weight_stride: int,
+    inputs: int,
+    bias: int,
+    out: int,
+    wide: bool,
+    /,
+) -> None:
+    """A linear layer on few rows of bf16; `bias` 0 = none; `wide` = the output is float32."""
