@@ -6,8 +6,7 @@
 // the output in an order that `finish` puts right.
 #pragma once
 
-#include <immintrin.h>
-
+#include "bf16.h"
 #include "flash.h"
 #include "vectors.h"
 
@@ -105,37 +104,8 @@ private:
         return reinterpret_cast<std::int32_t*>(scratch.weights) + lane * (TILE_KEYS / 2);
     }
 
-    // 32 dims of a vector, or zeros from the `left`-th on.
-    static __m512i dims(const Bf16* p, int left) {
-        if (left >= 32) return _mm512_loadu_si512(p);
-        return left <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi16((1u << left) - 1, p);
-    }
-
-    static __m512 dot(__m512 sum, __m512i a, __m512i b) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-    }
-
-    static void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
-
     static bool values_within_keys(const Tile<Bf16>& tile, int head_dim) {
         return tile.values[0] >= tile.keys[0] && tile.values[0] < tile.keys[0] + head_dim;
-    }
-
-    // Lane i of the result is the sum of sums[i].
-    static __m512 reduce(const __m512 (&sums)[16]) {
-        __m512 a[8], b[4];
-        for (int i = 0; i < 8; ++i) {
-            a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(sums[i], sums[i + 8], 0x44),
-                                 _mm512_shuffle_f32x4(sums[i], sums[i + 8], 0xee));
-        }
-        for (int i = 0; i < 4; ++i) {
-            b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[i], a[i + 4], 0x88),
-                                 _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd));
-        }
-        const __m512 c = _mm512_add_ps(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1]));
-        const __m512 d = _mm512_add_ps(_mm512_unpacklo_ps(b[2], b[3]), _mm512_unpackhi_ps(b[2], b[3]));
-        const __m512 e = _mm512_add_ps(_mm512_shuffle_ps(c, d, 0x44), _mm512_shuffle_ps(c, d, 0xee));
-        return _mm512_shuffle_f32x4(e, e, 0xd8);
     }
 
     static void few_lanes(const Attention& call, int lanes, const Tile<Bf16>& tile,

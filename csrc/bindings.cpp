@@ -104,4 +104,26 @@ NB_MODULE(_native, m) {
                                             head_dim}, pieces_of(pieces), at<std::byte>(out));
              }, others_may_run)
         .def("finish", &ShmGroup::finish, others_may_run);
+
+    m.def("has_linear", [](Isa isa) { return linear_kernel(isa) != nullptr; });
+    // clang-format off
+    m.def("linear", [](Isa isa, int threads, Address input, Size rows, Size input_stride,
+                       Address weight, Size outputs, Size weight_stride, Size inputs,
+                       Address bias, Address out, bool wide) {
+        // clang-format on
+        const Linear call{
+            .input = at<void>(input),
+            .rows = rows,
+            .input_stride = input_stride,
+            .weight = at<void>(weight),
+            .outputs = outputs,
+            .weight_stride = weight_stride,
+            .inputs = inputs,
+            .bias = at<void>(bias),
+            .out = at<void>(out),
+            .wide = wide,
+        };
+        nb::gil_scoped_release others_may_run;
+        multiply(call, linear_kernel(isa), threads);
+    });
 }

@@ -33,4 +33,12 @@ Kernel attention_kernel(Isa isa, Dtype dtype) {
     }
 }
 
+LinearKernel linear_kernel(Isa isa) {
+#ifdef KVSPAN_X86
+    if (isa == Isa::avx512) return avx512_linear();
+#endif
+    static_cast<void>(isa);
+    return nullptr;
+}
+
 }  // namespace kvspan

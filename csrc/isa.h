@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "linear.h"
 
 namespace kvspan {
 
@@ -13,9 +14,13 @@ bool available(Isa isa);
 // The attention kernel of an instruction set that is available.
 Kernel attention_kernel(Isa isa, Dtype dtype);
 
+// The kernel of linear layers in bf16, or null where there is none worth having.
+LinearKernel linear_kernel(Isa isa);
+
 // One table of kernels for each instruction set, in a file compiled for it.
 Kernel portable_kernel(Dtype dtype);
 Kernel avx2_kernel(Dtype dtype);
 Kernel avx512_kernel(Dtype dtype);
+LinearKernel avx512_linear();
 
 }  // namespace kvspan

@@ -1,4 +1,5 @@
 #include "bf16_dot.h"
+#include "bf16_linear.h"
 #include "generic.h"
 #include "isa.h"
 
@@ -6,4 +7,5 @@ namespace kvspan {
 Kernel avx512_kernel(Dtype dtype) {
     return dtype == Dtype::bf16 ? flash<Bf16Dot> : generic_kernel(dtype);
 }
+LinearKernel avx512_linear() { return Bf16Linear::panel; }
 }  // namespace kvspan

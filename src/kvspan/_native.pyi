@@ -97,3 +97,23 @@ class ShmGroup:
 
     def finish(self, timeout_s: float, /) -> int:
         """Waits; the rank that has not come in time, or -1."""
+
+def has_linear(isa: Isa, /) -> bool:
+    """Whether the instruction set has a kernel for linear layers in bf16."""
+
+def linear(
+    isa: Isa,
+    threads: int,
+    input: int,
+    rows: int,
+    input_stride: int,
+    weight: int,
+    outputs: int,
+    weight_stride: int,
+    inputs: int,
+    bias: int,
+    out: int,
+    wide: bool,
+    /,
+) -> None:
+    """A linear layer on few rows of bf16; `bias` 0 = none; `wide` = the output is float32."""

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvspan.attention.backends.cpu import NativeKernel, NativePath, native_path
+from kvspan.attention.backends.cpu import NativeKernel
 from kvspan.attention.backends.reference import ReferenceKernel
 from kvspan.config.environment import CPU_ISA, CPU_ISAS
+from kvspan.native import NativePath, native_path
 from kvspan.testing.cases import DTYPES, AttentionCase, SequenceRows, attention_cases
 from kvspan.testing.tolerance import assert_within
 
@@ -187,7 +188,7 @@ def test_dims_that_are_no_multiple_of_eight_are_refused() -> None:
 )
 def test_the_environment_forces_a_path(asked: str, said: str) -> None:
     code = (
-        "from kvspan.attention.backends.cpu import native_path\n"
+        "from kvspan.native import native_path\n"
         "path = native_path()\n"
         "print(path.isa, 'because', path.why)"
     )

@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 import kvspan
-from kvspan.attention.backends.cpu import native_path
 from kvspan.attention.backends.registry import KERNELS, choose_kernel, load_kernel
 from kvspan.attention.contract import Need
 from kvspan.config.sizes import format_bytes
+from kvspan.native import native_path
 
 NEEDS = {
     "bfloat16": Need(device="cpu", dtype=torch.bfloat16, head_dim=128, value_dim=128),

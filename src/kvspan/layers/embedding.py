@@ -1,10 +1,10 @@
 """The vocabulary's two ends, its rows shared over ranks. Knows groups; knows no models."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage, gather_columns
+from kvspan.layers.matmul import wide_linear
 from kvspan.topology import Span, cuts
 
 
@@ -38,4 +38,4 @@ class VocabEmbedding(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
-        return gather_columns(F.linear(hidden, self.weight), self.group, self.parts).float()
+        return gather_columns(wide_linear(hidden, self.weight), self.group, self.parts)

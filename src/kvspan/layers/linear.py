@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvspan.comm.group import Group
+from kvspan.layers.matmul import linear
 from kvspan.topology import Span
 
 
@@ -50,7 +50,7 @@ class ColumnLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in_features] -> [R, out_features]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
 
 class RowLinear(nn.Module):
@@ -77,7 +77,7 @@ class RowLinear(nn.Module):
 
     def summand(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""
-        return F.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
+        return linear(x, self.weight, self.bias if self.group.rank == 0 else None)
 
 
 def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from kvspan.attention.backends.cpu import native_path
 from kvspan.cli.main import main
+from kvspan.native import native_path
 
 
 def test_doctor_names_the_native_path_and_its_reason(capsys: pytest.CaptureFixture[str]) -> None:

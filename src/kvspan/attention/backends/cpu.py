@@ -1,58 +1,13 @@
 """The native kernels of `csrc/`, behind the contract: one call for all sequences of a step.
 
-Knows addresses and strides. Which instruction set runs is decided once, by `native_path`.
+Knows addresses and strides. Which instruction set runs is `native.native_path`'s to say.
 """
-
-import importlib
-import logging
-from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from kvspan.attention.contract import Capabilities, KeyIndex
-from kvspan.config.environment import CPU_ISA, CPU_ISAS, asked_cpu_isa
-from kvspan.errors import ConfigError
-
-_LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class NativePath:
-    """Which native kernels run in this process.
-
-    Args:
-        isa: their instruction set; None = there are none.
-        why: the reason, as a sentence's end.
-    """
-
-    isa: str | None
-    why: str
-
-
-@cache
-def native_path() -> NativePath:
-    """The instruction set that the environment forces, or else the best one of build and processor.
-
-    Raises:
-        ConfigError: the one that is forced is not to be had here.
-    """
-    asked = asked_cpu_isa()
-    try:
-        native = _extension()
-    except ImportError as error:
-        _LOG.warning(
-            "Attention runs on torch's own kernels: the native ones cannot be imported: %s", error
-        )
-        return NativePath(None, f"the native extension cannot be imported ({error})")
-    has = [isa for isa in CPU_ISAS if native.available(native.Isa[isa])]
-    if asked is None:
-        return NativePath(has[-1], f"the best of {', '.join(has)}")
-    if asked not in has:
-        raise ConfigError(f"{CPU_ISA}={asked}: this build and processor have {', '.join(has)}.")
-    return NativePath(asked, f"{CPU_ISA} asks for it")
+from kvspan.native import NativePath, extension, native_path
 
 
 class NativeKernel:
@@ -72,7 +27,7 @@ class NativeKernel:
         )
         if path.isa is None:
             return
-        native = _extension()
+        native = extension()
         self._attend, self._isa = native.attend, native.Isa[path.isa]
         self._dtypes = {
             torch.float32: native.Dtype.f32,
@@ -118,7 +73,3 @@ class NativeKernel:
             lse.data_ptr(),
         )
         return out, lse
-
-
-def _extension() -> ModuleType:
-    return importlib.import_module("kvspan._native")
