@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from kvspan.attention.backends.reference import ReferenceKernel
+from kvspan.attention.kv_store import CacheFormat
 from kvspan.config.model import parse_model_config
+from kvspan.cost.memory import kv_bytes_per_token
 from kvspan.layers.linear import Storage
 from kvspan.models.base import Model, RankContext
 from kvspan.models.registry import build_model
@@ -22,6 +24,7 @@ from kvspan.topology import Topology
 MODELS = Path(__file__).parents[1] / "data" / "models"
 NAMES = ["DeepSeek-R1", "Kimi-K2.6", "Qwen3-235B-A22B", "DeepSeek-V2-Lite", "Llama-3.1-70B"]
 BLOCK, BLOCKS = 16, 3
+META = torch.device("meta")
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -38,7 +41,14 @@ def facts(name: str) -> dict[str, Any]:
     return json.loads((MODELS / f"{name}.json").read_text())
 
 
-def built(name: str, topology: Topology, rank: int, *, expert_parallel: bool = False) -> Model:
+def built(
+    name: str,
+    topology: Topology,
+    rank: int,
+    *,
+    expert_parallel: bool = False,
+    kv_dtype: torch.dtype = torch.bfloat16,
+) -> Model:
     config = parse_model_config(facts(name), where=name)
     context = RankContext(
         topology=topology,
@@ -49,9 +59,8 @@ def built(name: str, topology: Topology, rank: int, *, expert_parallel: bool = F
         replicate_q=False,
         expert_parallel=expert_parallel,
         kernel=ReferenceKernel(),
-        block_size=BLOCK,
-        storage=Storage(torch.bfloat16, torch.device("meta")),
-        kv_dtype=torch.bfloat16,
+        storage=Storage(torch.bfloat16, META),
+        cache=CacheFormat(block_size=BLOCK, dtype=kv_dtype, computed=torch.bfloat16, device=META),
     )
     return build_model(config, context)
 
@@ -176,10 +185,30 @@ def test_cached_bytes_of_allocated_tensors(
     name: str, tp_size: int, dcp_size: int, num_bytes: int
 ) -> None:
     stores = built(name, Topology(tp_size=tp_size, dcp_size=dcp_size), 0).kv_stores()
-    total = 0
     for store in stores:
         store.allocate(BLOCKS)
-        storages = [t.untyped_storage() for t in (store.keys, store.values)]
-        total += sum({s._cdata: s.nbytes() for s in storages}.values())
+    total = sum(tensor.nbytes for store in stores for tensor in store.tensors)
     assert total == num_bytes * BLOCKS * BLOCK * dcp_size
     assert sum(store.bytes_per_token for store in stores) == num_bytes * dcp_size
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize(
+    ("name", "num_bytes"),
+    [
+        ("DeepSeek-R1", 61 * (512 + 2 + 64 + 2)),
+        ("Qwen3-235B-A22B", 94 * 4 * 2 * (128 + 2)),
+        ("Llama-3.1-8B", 32 * 8 * 2 * (128 + 2)),
+    ],
+)
+def test_eight_bits_take_half_the_bytes_and_their_scales(
+    name: str, num_bytes: int, kv_dtype: torch.dtype
+) -> None:
+    stores = built(name, Topology(), 0, kv_dtype=kv_dtype).kv_stores()
+    for store in stores:
+        store.allocate(BLOCKS)
+    total = sum(tensor.nbytes for store in stores for tensor in store.tensors)
+    assert total == num_bytes * BLOCKS * BLOCK
+    config = parse_model_config(facts(name), where=name)
+    assert kv_bytes_per_token(config, kv_dtype_bytes=1) == num_bytes
+    assert num_bytes < 0.51 * kv_bytes_per_token(config, kv_dtype_bytes=2)

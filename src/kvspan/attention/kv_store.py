@@ -1,37 +1,60 @@
-"""The tensors of the KV cache of one layer on one rank. Knows blocks by number and no requests."""
+"""The KV cache of one layer on one rank: keys and values, or latents. Knows no blocks' owners."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kvspan.attention.contract import KeyIndex
+from kvspan.attention.slots import Slots, SlotShape, Writes, make_slots
 
-@dataclass(frozen=True, slots=True)
-class Writes:
-    """Which rows of a step this rank writes, and where.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFormat:
+    """How the cache is kept on a rank, the same in all layers.
 
     Args:
-        rows: [n] int64, rows whose token lives on this rank.
-        blocks: [n] int64, the block of each.
-        offsets: [n] int64, the place in the block of each.
+        block_size: B, tokens of a block.
+        dtype: of the stored elements; 8 bits come with scales.
+        computed: dtype of the model, in which 8 bits are seen.
+        device: where they lie.
     """
 
-    rows: Tensor
-    blocks: Tensor
-    offsets: Tensor
+    block_size: int
+    dtype: torch.dtype
+    computed: torch.dtype
+    device: torch.device
+
+    def slots(self, num_heads: int, *parts: int) -> Slots:
+        """Slots for vectors of some parts, each of which has a scale of its own if there are scales."""
+        shape = SlotShape(num_heads=num_heads, parts=parts, block_size=self.block_size)
+        return make_slots(shape, dtype=self.dtype, seen_dtype=self.computed, device=self.device)
 
 
-class CacheStore(Protocol):
-    """What the cache of one layer keeps on this rank, however it comes by it.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a step's rows see, as a kernel takes it.
 
     Args:
-        keys: [N, Hkv, B, D].
-        values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
+        keys: [n, Hkv, B, D].
+        values: [n, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
+        index: whose tables name blocks of these.
     """
 
     keys: Tensor
     values: Tensor
+    index: KeyIndex
+
+
+class CacheStore(Protocol):
+    """The cache of one layer, whatever it keeps."""
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """What is allocated."""
+        ...
 
     @property
     def bytes_per_token(self) -> int:
@@ -39,48 +62,49 @@ class CacheStore(Protocol):
         ...
 
     def allocate(self, num_blocks: int) -> None:
-        """Makes room for `num_blocks` blocks; their content is undefined until written.
+        """Makes room for `num_blocks` blocks; their content is undefined until written."""
+        ...
 
-        A head's slots of a block lie together, [N, Hkv, B, D]: a kernel reads one head's keys in runs.
-        """
+    def seen(self, index: KeyIndex) -> Seen:
+        """What the rows of a step see."""
         ...
 
 
-class KvStore:
-    """Keys and values of one layer, for this rank's KV heads and its share of every sequence.
+class _Store:
+    """What all stores do: they are some slots, side by side."""
 
-    Args:
-        num_kv_heads: KV heads kept here.
-        head_dim: elements of a key and of a value.
-        block_size: B, tokens of a block.
-        dtype: of the stored elements.
-        device: where they lie.
-    """
+    def __init__(self, block_size: int, *slots: Slots) -> None:
+        self._slots, self._block_size = slots, block_size
 
-    def __init__(
-        self,
-        *,
-        num_kv_heads: int,
-        head_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._block_shape = (num_kv_heads, block_size, head_dim)
-        self._dtype, self._device = dtype, device
-        self.allocate(0)
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """See `CacheStore.tensors`."""
+        return [tensor for slots in self._slots for tensor in slots.tensors]
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token, keys and values together."""
-        heads, _, dim = self._block_shape
-        return 2 * heads * dim * self._dtype.itemsize
+        """See `CacheStore.bytes_per_token`."""
+        sizes = [tensor.itemsize * tensor.shape[1:].numel() for tensor in self.tensors]
+        return sum(sizes) // self._block_size
 
     def allocate(self, num_blocks: int) -> None:
         """See `CacheStore.allocate`."""
-        shape = (num_blocks, *self._block_shape)
-        self.keys = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self.values = torch.empty_like(self.keys)
+        for slots in self._slots:
+            slots.allocate(num_blocks)
+
+
+class KvStore(_Store):
+    """Keys and values of one layer, for this rank's KV heads and its share of every sequence.
+
+    Args:
+        cache: how the cache is kept.
+        num_kv_heads: KV heads kept here.
+        head_dim: elements of a key and of a value.
+    """
+
+    def __init__(self, cache: CacheFormat, *, num_kv_heads: int, head_dim: int) -> None:
+        self._keys, self._values = (cache.slots(num_kv_heads, head_dim) for _ in range(2))
+        super().__init__(cache.block_size, self._keys, self._values)
 
     def write(self, keys: Tensor, values: Tensor, writes: Writes) -> None:
         """Stores the rows that live here.
@@ -90,47 +114,32 @@ class KvStore:
             values: [R, Hkv, D].
             writes: which rows, and where.
         """
-        _put(self.keys, keys, writes)
-        _put(self.values, values, writes)
+        self._keys.put(keys, writes)
+        self._values.put(values, writes)
+
+    def seen(self, index: KeyIndex) -> Seen:
+        """See `CacheStore.seen`."""
+        keys, there = self._keys.seen(index)
+        values, _ = self._values.seen(index)  # the same blocks in the same order
+        return Seen(keys, values, there)
 
 
-class LatentStore:
+class LatentStore(_Store):
     """Latents of one layer, for this rank's share of every sequence: one KV head for all query heads.
 
-    A key is a latent and a rotated part; its value is the latent, a view of the key's first columns.
+    A key is a latent and a rotated part; its value is the latent, a view of the key's first columns. The
+    two parts differ in size, so each has its own scale if there are scales.
 
     Args:
-        key_dim: D, elements of a key.
-        value_dim: Dv, elements of the latent.
-        block_size: B, tokens of a block.
-        dtype: of the stored elements.
-        device: where they lie.
+        cache: how the cache is kept.
+        latent_dim: Dv, elements of the latent.
+        rotary_dim: elements of the rotated part.
     """
 
-    def __init__(
-        self,
-        *,
-        key_dim: int,
-        value_dim: int,
-        block_size: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._block_shape, self._value_dim = (1, block_size, key_dim), value_dim
-        self._dtype, self._device = dtype, device
-        self.allocate(0)
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of one token; its value takes none of its own."""
-        heads, _, dim = self._block_shape
-        return heads * dim * self._dtype.itemsize
-
-    def allocate(self, num_blocks: int) -> None:
-        """See `CacheStore.allocate`."""
-        shape = (num_blocks, *self._block_shape)
-        self.keys = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self.values = self.keys[..., : self._value_dim]
+    def __init__(self, cache: CacheFormat, *, latent_dim: int, rotary_dim: int) -> None:
+        self._latent_dim = latent_dim
+        self._keys = cache.slots(1, latent_dim, rotary_dim)
+        super().__init__(cache.block_size, self._keys)
 
     def write(self, keys: Tensor, writes: Writes) -> None:
         """Stores the rows that live here.
@@ -139,9 +148,9 @@ class LatentStore:
             keys: [R, D]: the normed latent, and the rotated part after it.
             writes: which rows, and where.
         """
-        _put(self.keys, keys[:, None], writes)
+        self._keys.put(keys[:, None], writes)
 
-
-def _put(slots: Tensor, rows: Tensor, writes: Writes) -> None:
-    """Writes rows [R, Hkv, D] to their places in [N, Hkv, B, D]."""
-    slots[writes.blocks, :, writes.offsets] = rows[writes.rows].to(slots.dtype)
+    def seen(self, index: KeyIndex) -> Seen:
+        """See `CacheStore.seen`."""
+        keys, there = self._keys.seen(index)
+        return Seen(keys, keys[..., : self._latent_dim], there)

@@ -18,7 +18,7 @@ INSTEAD = {
     "--allowed-local-media-path": _NO_MULTIMODAL,
     "--attention-backend": "the kernel is chosen by what it can do: leave it out",
     "--block-manager-v2": "there is one block manager: leave it out",
-    "--calculate-kv-scales": "the KV cache is kept in floats: use --kv-cache-dtype",
+    "--calculate-kv-scales": "every token's scales are made as it is cached: leave it out",
     "--code-revision": "no code is run from checkpoints: leave it out",
     "--compilation-config": "nothing is compiled: leave it out",
     "--config-format": "it is told from the files: leave it out",

@@ -35,6 +35,7 @@ class HeadDims:
         key: of a key as it is cached.
         value: of a value as it is cached, and so of partial results.
         cached: stored for a token and KV head; a value that is a part of its key takes no room.
+        scales: stored beside them if they have 8 bits: of key and value, or of latent and rotated part.
         out: of what the output projection takes.
     """
 
@@ -44,6 +45,7 @@ class HeadDims:
     value: int
     cached: int
     out: int
+    scales: int = 2
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

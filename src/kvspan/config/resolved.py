@@ -29,7 +29,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         comm: transport of collectives between processes, `shm`, `gloo` or `nccl`.
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
-        kv_dtype: of cached keys and values, likewise.
+        kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.

@@ -18,6 +18,9 @@ from kvspan.layout import CacheLayout
 from kvspan.step import RankReport
 from kvspan.topology import Topology
 
+SCALE_BYTES = 2
+"""A scale of cached elements of 8 bits is bfloat16."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachePlan:
@@ -137,7 +140,9 @@ def plan_cache(reports: Sequence[RankReport], resolved: Resolved) -> CachePlan:
 
 
 def _kv_bytes(model: ModelConfig, *, num_kv_heads: int, kv_dtype_bytes: int) -> int:
-    return model.num_layers * num_kv_heads * model.head_dims.cached * kv_dtype_bytes
+    dims = model.head_dims
+    scale_bytes = dims.scales * SCALE_BYTES if kv_dtype_bytes == 1 else 0
+    return model.num_layers * num_kv_heads * (dims.cached * kv_dtype_bytes + scale_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kvspan.attention.contract import Kernel, KeyIndex
-from kvspan.attention.kv_store import CacheStore, Writes
+from kvspan.attention.kv_store import CacheFormat, CacheStore
+from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
 from kvspan.layers.parameter import Target
@@ -44,9 +44,8 @@ class RankContext:
         replicate_q: whether each rank projects all queries of its DCP group, or a part, gathered.
         expert_parallel: whether a rank keeps whole experts, or a part of each.
         kernel: attention over this rank's shard.
-        block_size: B.
         storage: dtype of weights and activations, and the device of everything.
-        kv_dtype: of cached keys and values.
+        cache: how keys and values are kept.
     """
 
     topology: Topology
@@ -57,9 +56,8 @@ class RankContext:
     replicate_q: bool
     expert_parallel: bool
     kernel: Kernel
-    block_size: int
     storage: Storage
-    kv_dtype: torch.dtype
+    cache: CacheFormat
 
 
 class Model(Protocol):

@@ -73,13 +73,7 @@ class LatentAttention(nn.Module):
         self.up = storage.empty(self.heads.size * (mla.nope_dim + mla.value_dim), rank)
 
         self.kernel = context.kernel
-        self.store = LatentStore(
-            key_dim=config.head_dims.key,
-            value_dim=config.head_dims.value,
-            block_size=context.block_size,
-            dtype=context.kv_dtype,
-            device=storage.device,
-        )
+        self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
         self.exchange = make_exchange(context.exchange, context.dcp)
         slices = cuts(self.heads.size * mla.value_dim, parts=context.dcp.size)
         self.slice = slices[context.dcp.rank]
@@ -92,14 +86,9 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
         self.store.write(self._keys(x, rotation), batch.writes)
-        keys = self.store.keys
-        partial, lse = self.kernel(
-            self._queries(x, rotation).to(keys.dtype),
-            keys,
-            self.store.values,
-            batch.keys,
-            self.config.softmax_scale,
-        )
+        seen = self.store.seen(batch.keys)
+        query = self._queries(x, rotation).to(seen.keys.dtype)
+        partial, lse = self.kernel(query, seen.keys, seen.values, seen.index, self.config.softmax_scale)
         latents = self.exchange.start(partial, lse, self.pieces).wait()
         out: Tensor = self.out(self._values(latents.to(x.dtype)))
         return out

@@ -82,13 +82,7 @@ class DenseAttention(nn.Module):
 
         self.kernel = context.kernel
         self.scale = config.softmax_scale
-        self.store = KvStore(
-            num_kv_heads=self.kv_heads.size,
-            head_dim=dim,
-            block_size=context.block_size,
-            dtype=context.kv_dtype,
-            device=context.storage.device,
-        )
+        self.store = KvStore(context.cache, num_kv_heads=self.kv_heads.size, head_dim=dim)
         self.exchange = make_exchange(context.exchange, context.dcp)
         self.pieces = [Piece(slice(None), columns) for columns in cuts(width, parts=context.dcp.size)]
         self.piece = self.pieces[context.dcp.rank].columns
@@ -103,8 +97,9 @@ class DenseAttention(nn.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotation.apply(query), rotation.apply(key)
         self.store.write(key, value, batch.writes)
+        seen = self.store.seen(batch.keys)
         partial, lse = self.kernel(
-            query.to(self.store.keys.dtype), self.store.keys, self.store.values, batch.keys, self.scale
+            query.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.scale
         )
         piece = self.exchange.start(partial, lse, self.pieces).wait()
         out: Tensor = self.out(piece.to(x.dtype))

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
+from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.model import parse_model_config
@@ -40,6 +42,7 @@ class ForwardCase:
         expert_parallel: whether a rank keeps whole experts, or a part of each.
         chunk: tokens of each sequence computed in a step.
         dtype: of weights, activations and cache.
+        kv_dtype: of the cache, if it is another.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -50,6 +53,7 @@ class ForwardCase:
     expert_parallel: bool = False
     chunk: int = 10_000
     dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
 
     def __str__(self) -> str:
         t = self.topology
@@ -102,7 +106,9 @@ def _rank(
     counting = CountingWorld(world)
     cpu = torch.device("cpu")
     dims = config.head_dims
-    need = Need(device="cpu", dtype=case.dtype, head_dim=dims.key, value_dim=dims.value)
+    kv_dtype = case.kv_dtype or case.dtype
+    seen = seen_dtype(kv_dtype, case.dtype)
+    need = Need(device="cpu", dtype=seen, head_dim=dims.key, value_dim=dims.value)
     model = build_model(
         config,
         RankContext(
@@ -114,9 +120,10 @@ def _rank(
             replicate_q=case.replicate_q,
             expert_parallel=case.expert_parallel,
             kernel=choose_kernel(need),
-            block_size=case.block_size,
             storage=Storage(case.dtype, cpu),
-            kv_dtype=case.dtype,
+            cache=CacheFormat(
+                block_size=case.block_size, dtype=kv_dtype, computed=case.dtype, device=cpu
+            ),
         ),
     )
     apply(

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
-from kvspan.attention.kv_store import Writes
+from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import RankTable
 from kvspan.layout import NO_SLOT

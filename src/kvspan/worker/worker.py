@@ -9,6 +9,8 @@ import torch
 
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
+from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
@@ -94,9 +96,13 @@ class Worker:
 
 def _context(resolved: Resolved, world: World, device: torch.device) -> RankContext:
     topology, config = resolved.topology, resolved.model_config
-    kv_dtype = torch_dtype(resolved.kv_dtype)
-    dims = config.head_dims
-    need = Need(device=device.type, dtype=kv_dtype, head_dim=dims.key, value_dim=dims.value)
+    dtype, kv_dtype, dims = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype), config.head_dims
+    need = Need(
+        device=device.type,
+        dtype=seen_dtype(kv_dtype, dtype),
+        head_dim=dims.key,
+        value_dim=dims.value,
+    )
     return RankContext(
         topology=topology,
         rank=world.rank,
@@ -106,15 +112,20 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         replicate_q=resolved.replicate_q,
         expert_parallel=resolved.expert_parallel,
         kernel=choose_kernel(need),
-        block_size=resolved.block_size,
-        storage=Storage(torch_dtype(resolved.dtype), device),
-        kv_dtype=kv_dtype,
+        storage=Storage(dtype, device),
+        cache=CacheFormat(block_size=resolved.block_size, dtype=kv_dtype, computed=dtype, device=device),
     )
 
 
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a config's name for it."""
-    dtypes = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+    dtypes = {
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "float32": torch.float32,
+        "fp8_e4m3": torch.float8_e4m3fn,
+        "int8": torch.int8,
+    }
     return dtypes[name]
 
 
