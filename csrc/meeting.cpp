@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-constexpr int SPINS = 400;                      // a few microseconds
+constexpr int SPINS = 40;                       // some microseconds: a pause may take 100 ns
 constexpr auto PATIENCE = microseconds(1000);   // of yielding, before it sleeps
 constexpr auto CROWDED_PATIENCE = microseconds(200);
 constexpr auto NAP = microseconds(100'000);     // then it looks at the clock again

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "complete a prompt, or answer as a chat",
     "check": "compare a layout with one rank, on this model and machine",
     "demo": "ask a small model about a long document, its KV cache spread over ranks",
+    "bench": "measure parts of the engine on this machine",
     "fetch": "install the weights of a built-in model",
 }
 """Command -> what it does; each is the module of the same name."""

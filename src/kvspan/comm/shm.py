@@ -9,7 +9,8 @@ group's next one begins: a group has one under way at a time.
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -25,7 +26,7 @@ from kvspan.comm.sums import sum_in_order
 T = TypeVar("T")
 
 _LSE_BYTES = 4
-SLOT_BYTES = 256 << 10
+SLOT_BYTES = 512 << 10
 """What a rank can say in a round; longer messages take several. Two of these a rank fit in its cache."""
 
 
@@ -192,33 +193,25 @@ class ShmGroup:
         self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]
     ) -> _UnderWay[Tensor] | None:
         """Writes partials where the others read and merge them, each its piece, in one round."""
-        num_rows, _, head_dim = out.shape
-        widest = max(
-            piece.heads(head_dim).size * (head_dim * out.itemsize + _LSE_BYTES) for piece in pieces
-        )
-        if out.dtype not in self._summed or widest > self._share_bytes:
+        num_rows, num_heads, head_dim = out.shape
+        plan = _plan_merge(tuple(pieces), num_rows, head_dim)
+        dtype = self._summed.get(out.dtype)
+        if dtype is None or plan.row_bytes(out.itemsize) > self._share_bytes:
             return None
-        flat, lse = out.flatten(1).contiguous(), lse.contiguous()
-        rows = [_rows(piece, num_rows) for piece in pieces]
-        numbers = [
-            number
-            for (address, first, count), piece in zip(rows, pieces, strict=True)
-            for number in (address, first, count, piece.columns.start, piece.columns.size)
-        ]
-        mine = out.new_empty(rows[self.rank][2], pieces[self.rank].columns.size)
+        out, lse = out.contiguous(), lse.contiguous()
+        mine = out.new_empty(plan.shapes[self.rank])
         self._settle()
         self._native.start_merge_scatter(
-            self._summed[out.dtype],
-            flat.data_ptr(),
-            flat.stride(0),
+            dtype,
+            out.data_ptr(),
+            num_heads * head_dim,
             lse.data_ptr(),
-            lse.stride(0),
+            num_heads,
             head_dim,
-            numbers,
+            plan.numbers,
             mine.data_ptr(),
         )
-        chosen = (piece.rows for piece in pieces if isinstance(piece.rows, Tensor))
-        return self._began(lambda: mine, flat, lse, mine, *chosen)
+        return self._began(lambda: mine, out, lse, mine)  # the plan keeps numbers of rows alive
 
     def finish(self) -> None:
         """Waits for the others and takes what they brought to the collective under way.
@@ -262,6 +255,44 @@ class ShmGroup:
             every.data_ptr(),
         )
         return self._began(lambda: sum_in_order(every.unbind()), x, every)
+
+
+@dataclass(frozen=True, slots=True)
+class _MergePlan:
+    """What does not change from layer to layer and step to step while pieces are the same.
+
+    Args:
+        pieces: whose plan it is.
+        numbers: the pieces as the native exchange takes them.
+        shapes: of each piece, rows and columns.
+        most_columns, most_heads: of the widest row that a rank is sent.
+    """
+
+    pieces: tuple[Piece, ...]
+    numbers: list[int]
+    shapes: list[tuple[int, int]]
+    most_columns: int
+    most_heads: int
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes of the widest row, its LSEs included, rounded up to whole floats."""
+        return self.most_columns * itemsize + (self.most_heads + 1) * _LSE_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _plan_merge(pieces: tuple[Piece, ...], num_rows: int, head_dim: int) -> _MergePlan:
+    rows = [_rows(piece, num_rows) for piece in pieces]
+    return _MergePlan(
+        pieces,
+        [
+            number
+            for (address, first, count), piece in zip(rows, pieces, strict=True)
+            for number in (address, first, count, piece.columns.start, piece.columns.size)
+        ],
+        [(count, piece.columns.size) for (_, _, count), piece in zip(rows, pieces, strict=True)],
+        max(piece.columns.size for piece in pieces),
+        max(piece.heads(head_dim).size for piece in pieces),
+    )
 
 
 def _rows(piece: Piece, num_rows: int) -> tuple[int, int, int]:
