@@ -14,6 +14,8 @@ namespace {
 // Up to here every rank sums everything, which takes one barrier; above, each sums a part, which takes two.
 constexpr std::int64_t SUMMED_BY_ALL_BYTES = 32 << 10;
 
+constexpr double FOREVER_S = 1e9;  // clocks count nanoseconds in 64 bits
+
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // A range of `total` bytes in pieces of `step`.
@@ -322,8 +324,9 @@ std::size_t header_bytes(int size) {  // rounds, and the bytes for each reader
 
 }  // namespace
 
-ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes)
-    : meeting_(file, offset, rank, size, header_bytes(size) + slot_bytes), header_bytes_(header_bytes(size)) {}
+ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
+    : meeting_(file, offset, rank, size, header_bytes(size) + slot_bytes, host_ranks),
+      header_bytes_(header_bytes(size)) {}
 
 std::size_t ShmGroup::region_bytes(int size, std::size_t slot_bytes) {
     return Meeting::region_bytes(size, header_bytes(size) + slot_bytes);
@@ -366,7 +369,8 @@ void ShmGroup::start(std::unique_ptr<Collective> collective) {
 }
 
 int ShmGroup::finish(double timeout_s) {
-    const auto wait = std::chrono::duration_cast<Deadline::duration>(std::chrono::duration<double>(timeout_s));
+    const std::chrono::duration<double> patience(std::min(timeout_s, FOREVER_S));
+    const auto wait = std::chrono::duration_cast<Deadline::duration>(patience);
     const Deadline deadline = std::chrono::steady_clock::now() + wait;
     std::uint64_t rounds = 1;
     for (std::uint64_t round = 0; round < rounds; ++round) {

@@ -80,11 +80,11 @@ std::size_t Meeting::region_bytes(int size, std::size_t slot_bytes) {
     return rounded_up(size * (sizeof(Line) + 2 * slot_bytes) + 1, PAGE);
 }
 
-Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes)
+Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
     : rank_(rank),
       size_(size),
       slot_bytes_(slot_bytes),
-      crowded_(size > cores()),
+      crowded_(host_ranks > cores()),
       memory_(file, offset, region_bytes(size, slot_bytes)) {
     static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "ranks share no locks");
 }

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
+
+if TYPE_CHECKING:  # at run time there may be no extension
+    from kvspan._native import ShmGroup as NativeGroup
 
 T = TypeVar("T")
 
@@ -92,9 +95,14 @@ class ShmWorld:
             if len(members) == 1:
                 continue
             if self.rank in members:
-                mine = ShmGroup(self._file, self._used_bytes, members, self.rank, self._timeout_s)
+                mine = self._group(members)
             self._used_bytes += _native().ShmGroup.region_bytes(len(members), SLOT_BYTES)
         return mine
+
+    def _group(self, members: tuple[int, ...]) -> "ShmGroup":
+        rank, size = members.index(self.rank), len(members)
+        native = _native().ShmGroup(self._file, self._used_bytes, rank, size, SLOT_BYTES, self.size)
+        return ShmGroup(native, members, rank, self._timeout_s)
 
 
 class _UnderWay(Generic[T]):
@@ -123,22 +131,21 @@ class ShmGroup:
     """A group of processes of one host.
 
     Args:
-        file: that all ranks share.
-        offset: where the group's region begins in it.
+        native: its memory.
         members: the group's world ranks, in order of their rank here.
-        world_rank: of this process.
+        rank: of this process, in the group.
         timeout_s: that a collective may take before it raises.
     """
 
     def __init__(
-        self, file: int, offset: int, members: Sequence[int], world_rank: int, timeout_s: float
+        self, native: "NativeGroup", members: Sequence[int], rank: int, timeout_s: float
     ) -> None:
-        self.rank = members.index(world_rank)
+        self.rank = rank
         self.size = len(members)
+        self._native = native
         self._members = members
         self._timeout_s = timeout_s
-        self._native = _native().ShmGroup(file, offset, self.rank, self.size, SLOT_BYTES)
-        self._share_bytes = self._native.share_bytes()
+        self._share_bytes = native.share_bytes()
         self._summed = _native_dtypes()
         self._last: _UnderWay[Any] | None = None
 
@@ -262,13 +269,13 @@ class _MergePlan:
     """What does not change from layer to layer and step to step while pieces are the same.
 
     Args:
-        pieces: whose plan it is.
+        alive: what `numbers` has addresses of.
         numbers: the pieces as the native exchange takes them.
         shapes: of each piece, rows and columns.
         most_columns, most_heads: of the widest row that a rank is sent.
     """
 
-    pieces: tuple[Piece, ...]
+    alive: list[Tensor | slice]
     numbers: list[int]
     shapes: list[tuple[int, int]]
     most_columns: int
@@ -281,25 +288,23 @@ class _MergePlan:
 
 @lru_cache(maxsize=1024)
 def _plan_merge(pieces: tuple[Piece, ...], num_rows: int, head_dim: int) -> _MergePlan:
-    rows = [_rows(piece, num_rows) for piece in pieces]
+    chosen = [p.rows if isinstance(p.rows, slice) else p.rows.contiguous() for p in pieces]
+    rows = [_row_numbers(each, num_rows) for each in chosen]
+    columns = [(piece.columns.start, piece.columns.size) for piece in pieces]
     return _MergePlan(
-        pieces,
-        [
-            number
-            for (address, first, count), piece in zip(rows, pieces, strict=True)
-            for number in (address, first, count, piece.columns.start, piece.columns.size)
-        ],
-        [(count, piece.columns.size) for (_, _, count), piece in zip(rows, pieces, strict=True)],
-        max(piece.columns.size for piece in pieces),
-        max(piece.heads(head_dim).size for piece in pieces),
+        alive=chosen,
+        numbers=[n for its_rows, its in zip(rows, columns, strict=True) for n in (*its_rows, *its)],
+        shapes=[(count, size) for (_, _, count), (_, size) in zip(rows, columns, strict=True)],
+        most_columns=max(size for _, size in columns),
+        most_heads=max(piece.heads(head_dim).size for piece in pieces),
     )
 
 
-def _rows(piece: Piece, num_rows: int) -> tuple[int, int, int]:
-    """A piece's rows: the address of their numbers or 0 for consecutive ones, the first, how many."""
-    if isinstance(piece.rows, Tensor):
-        return piece.rows.data_ptr(), 0, len(piece.rows)
-    first, stop, step = piece.rows.indices(num_rows)
+def _row_numbers(rows: slice | Tensor, num_rows: int) -> tuple[int, int, int]:
+    """The address of row numbers or 0 for consecutive ones, the first row, how many."""
+    if isinstance(rows, Tensor):
+        return rows.data_ptr(), 0, len(rows)
+    first, stop, step = rows.indices(num_rows)
     assert step == 1, "a slice of rows has no gaps"
     return 0, first, max(stop - first, 0)
 
