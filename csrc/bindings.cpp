@@ -78,7 +78,7 @@ NB_MODULE(_native, m) {
 
     const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();
     nb::class_<ShmGroup>(m, "ShmGroup")
-        .def(nb::init<int, std::size_t, int, int, std::size_t>())
+        .def(nb::init<int, std::size_t, int, int, std::size_t, int>())
         .def_static("region_bytes", &ShmGroup::region_bytes)
         .def("share_bytes", &ShmGroup::share_bytes)
         .def("start_all_gather",

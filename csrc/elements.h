@@ -15,6 +15,23 @@ namespace {
 #endif
 #define KVSPAN_INLINE inline __attribute__((always_inline))
 
+// e^x for x <= 0, to some ulp; 0 below the smallest normal number, and for -inf.
+KVSPAN_INLINE float exp_of(float x) {
+    const float power = x * 1.44269504f;
+    const float clamped = power > -126.0f ? power : -126.0f;
+    const float shifted = clamped + 0x1.8p23f;      // rounds to a whole number, which fills the low bits
+    const float f = clamped - (shifted - 0x1.8p23f);  // in [-1/2, 1/2]
+    float y = 1.5403530e-4f;                        // ln(2)^k / k!, k = 6 .. 0
+    y = y * f + 1.3333558e-3f;
+    y = y * f + 9.6181291e-3f;
+    y = y * f + 5.5504109e-2f;
+    y = y * f + 2.4022651e-1f;
+    y = y * f + 6.9314718e-1f;
+    y = y * f + 1.0f;
+    const float scaled = std::bit_cast<float>(std::bit_cast<std::uint32_t>(y) + (std::bit_cast<std::uint32_t>(shifted) << 23));
+    return power >= -126.0f ? scaled : 0.0f;
+}
+
 // Each kind of element: how it is stored, and how it becomes a float and is rounded back, to even.
 struct AsF32 {
     using Stored = float;

@@ -1,7 +1,6 @@
 #include "exchange.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -14,6 +13,8 @@ namespace {
 
 // Up to here every rank sums everything, which takes one barrier; above, each sums a part, which takes two.
 constexpr std::int64_t SUMMED_BY_ALL_BYTES = 32 << 10;
+
+constexpr double FOREVER_S = 1e9;  // clocks count nanoseconds in 64 bits
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -235,7 +236,7 @@ public:
         const auto size = pieces_.size();
         lse_.resize(size);
         values_.resize(size);
-        weights_.resize(size);
+        weights_.resize((size + 2) * num_heads(pieces_[rank]));
     }
 
     std::uint64_t rounds() const override {
@@ -258,6 +259,8 @@ public:
         const Piece& mine = pieces_[rank_];
         const Pieces rows = in_rounds(mine);
         const std::int64_t out_bytes = mine.num_columns * bytes_of(partials_.dtype);
+        const ShardedRow sharded{partials_.dtype, static_cast<int>(pieces_.size()), values_.data(), lse_.data(),
+                                 mine.first_column % partials_.head_dim, mine.num_columns, partials_.head_dim};
         for (std::int64_t i = 0; i < rows.size(round); ++i) {
             const std::int64_t row = rows.begin(round) + i;
             for (int r = 0; r < static_cast<int>(pieces_.size()); ++r) {
@@ -265,7 +268,7 @@ public:
                 lse_[r] = r == rank_ ? lse_at(mine, row) : reinterpret_cast<const float*>(packed);
                 values_[r] = r == rank_ ? out_at(mine, row) : packed + num_heads(mine) * sizeof(float);
             }
-            merge_row(mine, out_ + row * out_bytes);
+            merge(sharded, weights_.data(), out_ + row * out_bytes);
         }
     }
 
@@ -304,42 +307,12 @@ private:
         }
     }
 
-    // One row of the piece, head by head; the first and the last may be parts of heads.
-    void merge_row(const Piece& piece, std::byte* to) {
-        const std::int64_t end = piece.first_column + piece.num_columns;
-        std::int64_t column = piece.first_column;
-        for (std::int64_t head = 0; column < end; ++head) {
-            const std::int64_t stop = std::min(end, (first_head(piece) + head + 1) * partials_.head_dim);
-            find_weights(head);
-            const std::int64_t done = (column - piece.first_column) * bytes_of(partials_.dtype);
-            weighted_sum(partials_.dtype, values_.data(), weights_.data(), static_cast<int>(weights_.size()), done,
-                         stop - column, to + done);
-            column = stop;
-        }
-    }
-
-    // The share of each rank in the softmax over all keys; 0 for a rank that saw none.
-    void find_weights(std::int64_t head) {
-        float largest = -INFINITY;
-        for (const float* lse : lse_) {
-            if (std::isfinite(lse[head])) largest = std::max(largest, lse[head]);
-        }
-        float total = 0;
-        for (std::size_t r = 0; r < lse_.size(); ++r) {
-            const float lse = lse_[r][head];
-            weights_[r] = std::isfinite(lse) ? std::exp(lse - largest) : 0.0f;
-            total += weights_[r];
-        }
-        if (total == 0) return;
-        for (auto& weight : weights_) weight /= total;
-    }
-
     Partials partials_;
     std::vector<Piece> pieces_;
     int rank_;
     std::byte* out_;
     std::int64_t share_;
-    // Of the row at hand: each rank's LSEs, values and weights.
+    // Of the row at hand: where each rank's LSEs and values are, and room for weights.
     std::vector<const float*> lse_;
     std::vector<const std::byte*> values_;
     std::vector<float> weights_;
@@ -351,8 +324,9 @@ std::size_t header_bytes(int size) {  // rounds, and the bytes for each reader
 
 }  // namespace
 
-ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes)
-    : meeting_(file, offset, rank, size, header_bytes(size) + slot_bytes), header_bytes_(header_bytes(size)) {}
+ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
+    : meeting_(file, offset, rank, size, header_bytes(size) + slot_bytes, host_ranks),
+      header_bytes_(header_bytes(size)) {}
 
 std::size_t ShmGroup::region_bytes(int size, std::size_t slot_bytes) {
     return Meeting::region_bytes(size, header_bytes(size) + slot_bytes);
@@ -395,7 +369,8 @@ void ShmGroup::start(std::unique_ptr<Collective> collective) {
 }
 
 int ShmGroup::finish(double timeout_s) {
-    const auto wait = std::chrono::duration_cast<Deadline::duration>(std::chrono::duration<double>(timeout_s));
+    const std::chrono::duration<double> patience(std::min(timeout_s, FOREVER_S));
+    const auto wait = std::chrono::duration_cast<Deadline::duration>(patience);
     const Deadline deadline = std::chrono::steady_clock::now() + wait;
     std::uint64_t rounds = 1;
     for (std::uint64_t round = 0; round < rounds; ++round) {

@@ -51,7 +51,7 @@ using Sizes = std::vector<std::int64_t>;
 // A group of processes. One collective is under way at a time: `start` it, then `finish` it.
 class ShmGroup {
 public:
-    ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes);
+    ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks);
 
     // Bytes of the file that a group takes.
     static std::size_t region_bytes(int size, std::size_t slot_bytes);

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-constexpr int SPINS = 400;                      // a few microseconds
+constexpr int SPINS = 40;                       // some microseconds: a pause may take 100 ns
 constexpr auto PATIENCE = microseconds(1000);   // of yielding, before it sleeps
 constexpr auto CROWDED_PATIENCE = microseconds(200);
 constexpr auto NAP = microseconds(100'000);     // then it looks at the clock again
@@ -80,11 +80,11 @@ std::size_t Meeting::region_bytes(int size, std::size_t slot_bytes) {
     return rounded_up(size * (sizeof(Line) + 2 * slot_bytes) + 1, PAGE);
 }
 
-Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes)
+Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
     : rank_(rank),
       size_(size),
       slot_bytes_(slot_bytes),
-      crowded_(size > cores()),
+      crowded_(host_ranks > cores()),
       memory_(file, offset, region_bytes(size, slot_bytes)) {
     static_assert(std::atomic<std::uint32_t>::is_always_lock_free, "ranks share no locks");
 }

@@ -37,8 +37,9 @@ private:
 
 class Meeting {
 public:
-    // `offset` is a multiple of `region_bytes`' unit, the same for all ranks of the group and nobody else's.
-    Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes);
+    // `offset` is a sum of `region_bytes`, the same for all ranks of the group and nobody else's.
+    // `host_ranks` are all ranks of the host, of whatever groups.
+    Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks);
 
     // Bytes of the file that a group takes: whole pages, the last byte never used.
     static std::size_t region_bytes(int size, std::size_t slot_bytes);

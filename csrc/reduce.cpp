@@ -1,6 +1,7 @@
 #include "reduce.h"
 
 #include <algorithm>
+#include <cfloat>
 
 #include "elements.h"
 
@@ -8,6 +9,7 @@ namespace kvspan {
 namespace {
 
 constexpr std::int64_t BLOCK = 256;  // floats that are summed at a time
+constexpr std::int64_t MERGED = 64;  // likewise, and few enough to stay in registers
 
 template <class Element>
 using Stored = typename Element::Stored;
@@ -33,21 +35,63 @@ KVSPAN_INLINE void sum_as(const std::byte* const* parts, int ranks, std::int64_t
     }
 }
 
-template <class Element>
-KVSPAN_INLINE void weighted_sum_as(const std::byte* const* parts, const float* weights, int ranks,
-                                   std::int64_t skipped, std::int64_t count, std::byte* to) {
-    auto* out = reinterpret_cast<Stored<Element>*>(to);
-    float total[BLOCK];
-    for (std::int64_t begin = 0; begin < count; begin += BLOCK) {
-        const std::int64_t size = std::min(BLOCK, count - begin);
-        for (std::int64_t k = 0; k < size; ++k) total[k] = 0;
-        for (int r = 0; r < ranks; ++r) {
-            const float weight = weights[r];
-            if (weight == 0) continue;
-            const auto* part = reinterpret_cast<const Stored<Element>*>(parts[r] + skipped) + begin;
-            for (std::int64_t k = 0; k < size; ++k) total[k] += weight * Element::widen(part[k]);
+// The share of each rank in the softmax over all keys, [ranks][heads]; 0 for a rank that saw none.
+KVSPAN_INLINE void find_weights(const ShardedRow& row, std::int64_t heads, float* weights) {
+    float* largest = weights + row.ranks * heads;
+    float* total = largest + heads;
+    for (std::int64_t h = 0; h < heads; ++h) {
+        largest[h] = -FLT_MAX;
+        total[h] = FLT_MIN;  // nothing beside the 1 of the largest, and never a division by 0
+    }
+    for (int r = 0; r < row.ranks; ++r) {
+        const float* lse = row.lse[r];
+        for (std::int64_t h = 0; h < heads; ++h) {
+            const bool larger = lse[h] > largest[h] && lse[h] <= FLT_MAX;
+            largest[h] = larger ? lse[h] : largest[h];
         }
-        round_block<Element>(total, size, out + begin);
+    }
+    for (int r = 0; r < row.ranks; ++r) {
+        const float* lse = row.lse[r];
+        float* weight = weights + r * heads;
+        for (std::int64_t h = 0; h < heads; ++h) {
+            const bool saw = lse[h] >= -FLT_MAX && lse[h] <= FLT_MAX;
+            weight[h] = saw ? exp_of(lse[h] - largest[h]) : 0.0f;
+            total[h] += weight[h];
+        }
+    }
+    for (int r = 0; r < row.ranks; ++r) {
+        for (std::int64_t h = 0; h < heads; ++h) weights[r * heads + h] /= total[h];
+    }
+}
+
+// `size` columns of one head, from `begin` on; a weight of 0 silences even NaN.
+template <class Element>
+KVSPAN_INLINE void merge_block(const ShardedRow& row, const float* weights, std::int64_t stride, std::int64_t begin,
+                               std::int64_t size, Stored<Element>* out) {
+    float total[MERGED];
+    for (std::int64_t k = 0; k < size; ++k) total[k] = 0;
+    for (int r = 0; r < row.ranks; ++r) {
+        const float weight = weights[r * stride];
+        if (weight == 0) continue;
+        const auto* part = reinterpret_cast<const Stored<Element>*>(row.values[r]) + begin;
+        for (std::int64_t k = 0; k < size; ++k) total[k] += weight * Element::widen(part[k]);
+    }
+    round_block<Element>(total, size, out + begin);
+}
+
+template <class Element>
+KVSPAN_INLINE void merge_as(const ShardedRow& row, float* weights, std::byte* to) {
+    auto* out = reinterpret_cast<Stored<Element>*>(to);
+    const std::int64_t heads = row.heads();
+    find_weights(row, heads, weights);
+    std::int64_t begin = 0;
+    for (std::int64_t h = 0; h < heads; ++h) {
+        const std::int64_t end = std::min(row.columns, (h + 1) * row.head_dim - row.first_column);
+        for (; begin + MERGED <= end; begin += MERGED) {
+            merge_block<Element>(row, weights + h, heads, begin, MERGED, out);  // of a size that compilers know
+        }
+        merge_block<Element>(row, weights + h, heads, begin, end - begin, out);
+        begin = end;
     }
 }
 
@@ -56,9 +100,8 @@ KVSPAN_INLINE void weighted_sum_as(const std::byte* const* parts, const float* w
     KVSPAN_CLONES void sum_##Element(const std::byte* const* parts, int ranks, std::int64_t count, std::byte* out) { \
         sum_as<Element>(parts, ranks, count, out);                                                                 \
     }                                                                                                              \
-    KVSPAN_CLONES void weighted_sum_##Element(const std::byte* const* parts, const float* weights, int ranks,      \
-                                              std::int64_t skipped, std::int64_t count, std::byte* out) {          \
-        weighted_sum_as<Element>(parts, weights, ranks, skipped, count, out);                                      \
+    KVSPAN_CLONES void merge_##Element(const ShardedRow& row, float* weights, std::byte* out) {                    \
+        merge_as<Element>(row, weights, out);                                                                      \
     }
 
 KVSPAN_REDUCE(AsF32)
@@ -72,12 +115,9 @@ void sum(Dtype dtype, const std::byte* const* parts, int ranks, std::int64_t cou
     run(parts, ranks, count, out);
 }
 
-void weighted_sum(Dtype dtype, const std::byte* const* parts, const float* weights, int ranks, std::int64_t skipped,
-                  std::int64_t count, std::byte* out) {
-    const auto run = dtype == Dtype::f32    ? weighted_sum_AsF32
-                     : dtype == Dtype::bf16 ? weighted_sum_AsBf16
-                                            : weighted_sum_AsF16;
-    run(parts, weights, ranks, skipped, count, out);
+void merge(const ShardedRow& row, float* weights, std::byte* out) {
+    const auto run = row.dtype == Dtype::f32 ? merge_AsF32 : row.dtype == Dtype::bf16 ? merge_AsBf16 : merge_AsF16;
+    run(row, weights, out);
 }
 
 }  // namespace kvspan

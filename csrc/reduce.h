@@ -1,4 +1,4 @@
-// Sums over ranks, in float32 and in order of rank.
+// Sums and merges over ranks, in float32 and in order of rank.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,19 @@ constexpr std::int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 
 // out[k] = sum of parts[rank][k]; `out` may be one of `parts`.
 void sum(Dtype dtype, const std::byte* const* parts, int ranks, std::int64_t count, std::byte* out);
 
-// out[k] = sum of weights[rank] * parts[rank][k], each part `skipped` bytes on; a weight of 0 silences even NaN.
-void weighted_sum(Dtype dtype, const std::byte* const* parts, const float* weights, int ranks, std::int64_t skipped,
-                  std::int64_t count, std::byte* out);
+// A row of attention over shards of its keys, which each rank has attended to by itself.
+struct ShardedRow {
+    Dtype dtype;
+    int ranks;
+    const std::byte* const* values;  // of each rank, `columns` of them
+    const float* const* lse;         // of each rank, of the heads that the columns touch; not finite = no key seen
+    std::int64_t first_column;       // where in the first head the columns begin
+    std::int64_t columns, head_dim;
+
+    std::int64_t heads() const { return (first_column + columns + head_dim - 1) / head_dim; }
+};
+
+// Merges a row into `out`; zeros where no rank saw a key. `weights` has room for (ranks + 2) * heads.
+void merge(const ShardedRow& row, float* weights, std::byte* out);
 
 }  // namespace kvspan

@@ -56,7 +56,9 @@ def attend(
 class ShmGroup:
     """A group of processes that share memory; see `csrc/exchange.h`. Addresses live until `finish`."""
 
-    def __init__(self, file: int, offset: int, rank: int, size: int, slot_bytes: int, /) -> None: ...
+    def __init__(
+        self, file: int, offset: int, rank: int, size: int, slot_bytes: int, host_ranks: int, /
+    ) -> None: ...
     @staticmethod
     def region_bytes(size: int, slot_bytes: int, /) -> int:
         """Bytes of the file that a group takes."""

@@ -15,12 +15,16 @@ pytestmark = pytest.mark.timeout(60)
 DRIVER = """
 import sys
 import msgspec
+from kvspan.executor.children import fork_server
 from kvspan.executor.multiprocess import MultiprocessExecutor
 from kvspan.step import Step
 
+toy = {"deeds": {0: sys.argv[1], 2: sys.argv[2]}, "step_id": 0}
+if comm := sys.argv[3:]:
+    toy |= {"comm": comm[0], "store_path": fork_server().private_path(), "world_size": 3}
 executor = MultiprocessExecutor(
     world_size=3,
-    payload=msgspec.msgpack.encode({"deeds": {0: sys.argv[1], 2: sys.argv[2]}, "step_id": 0}),
+    payload=msgspec.msgpack.encode(toy),
     target="kvspan.testing.toy_worker:run",
     step_timeout_s=100,
     start_timeout_s=30,
@@ -47,9 +51,11 @@ def private_dir(processes: list[psutil.Process]) -> Path:
     return Path(processes[1].cmdline()[-1])
 
 
-def test_a_killed_driver_leaves_nothing_behind() -> None:
-    """Of its ranks one spins, one waits for an order and one is stopped."""
-    command = [sys.executable, "-c", WAIT, "spin", "stop itself"]
+@pytest.mark.parametrize("comm", [(), ("shm",)], ids=["apart", "shm"])
+def test_a_killed_driver_leaves_nothing_behind(comm: tuple[str, ...]) -> None:
+    """Of its ranks one spins, one is stopped, and one waits for an order or for the others."""
+    command = [sys.executable, "-c", WAIT, "spin", "stop itself", *comm]
+    shared = os.listdir("/dev/shm")  # noqa: PTH208
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as driver:
         assert driver.stdout.readline() == b"ready\n"
         processes = family(driver.pid)
@@ -59,6 +65,7 @@ def test_a_killed_driver_leaves_nothing_behind() -> None:
         _, alive = psutil.wait_procs(processes, timeout=10)
         assert not alive
         assert not meeting_place.exists()
+        assert os.listdir("/dev/shm") == shared  # noqa: PTH208
 
 
 def test_a_driver_that_raises_leaves_nothing_behind_and_prints_its_own_traceback_alone() -> None:

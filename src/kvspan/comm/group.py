@@ -23,9 +23,9 @@ class Pending(Protocol[T_co]):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A part of the attention output that one rank owns.
+    """A part of the attention output that one rank owns; equal to itself alone, so plans can hang on it.
 
     Args:
         rows: query rows: a slice, or their numbers [n] int64.

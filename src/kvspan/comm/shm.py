@@ -9,10 +9,11 @@ group's next one begins: a group has one under way at a time.
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,10 +23,13 @@ from kvspan.comm.local import solo
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
 
+if TYPE_CHECKING:  # at run time there may be no extension
+    from kvspan._native import ShmGroup as NativeGroup
+
 T = TypeVar("T")
 
 _LSE_BYTES = 4
-SLOT_BYTES = 256 << 10
+SLOT_BYTES = 512 << 10
 """What a rank can say in a round; longer messages take several. Two of these a rank fit in its cache."""
 
 
@@ -91,9 +95,14 @@ class ShmWorld:
             if len(members) == 1:
                 continue
             if self.rank in members:
-                mine = ShmGroup(self._file, self._used_bytes, members, self.rank, self._timeout_s)
+                mine = self._group(members)
             self._used_bytes += _native().ShmGroup.region_bytes(len(members), SLOT_BYTES)
         return mine
+
+    def _group(self, members: tuple[int, ...]) -> "ShmGroup":
+        rank, size = members.index(self.rank), len(members)
+        native = _native().ShmGroup(self._file, self._used_bytes, rank, size, SLOT_BYTES, self.size)
+        return ShmGroup(native, members, rank, self._timeout_s)
 
 
 class _UnderWay(Generic[T]):
@@ -122,22 +131,21 @@ class ShmGroup:
     """A group of processes of one host.
 
     Args:
-        file: that all ranks share.
-        offset: where the group's region begins in it.
+        native: its memory.
         members: the group's world ranks, in order of their rank here.
-        world_rank: of this process.
+        rank: of this process, in the group.
         timeout_s: that a collective may take before it raises.
     """
 
     def __init__(
-        self, file: int, offset: int, members: Sequence[int], world_rank: int, timeout_s: float
+        self, native: "NativeGroup", members: Sequence[int], rank: int, timeout_s: float
     ) -> None:
-        self.rank = members.index(world_rank)
+        self.rank = rank
         self.size = len(members)
+        self._native = native
         self._members = members
         self._timeout_s = timeout_s
-        self._native = _native().ShmGroup(file, offset, self.rank, self.size, SLOT_BYTES)
-        self._share_bytes = self._native.share_bytes()
+        self._share_bytes = native.share_bytes()
         self._summed = _native_dtypes()
         self._last: _UnderWay[Any] | None = None
 
@@ -192,33 +200,25 @@ class ShmGroup:
         self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]
     ) -> _UnderWay[Tensor] | None:
         """Writes partials where the others read and merge them, each its piece, in one round."""
-        num_rows, _, head_dim = out.shape
-        widest = max(
-            piece.heads(head_dim).size * (head_dim * out.itemsize + _LSE_BYTES) for piece in pieces
-        )
-        if out.dtype not in self._summed or widest > self._share_bytes:
+        num_rows, num_heads, head_dim = out.shape
+        plan = _plan_merge(tuple(pieces), num_rows, head_dim)
+        dtype = self._summed.get(out.dtype)
+        if dtype is None or plan.row_bytes(out.itemsize) > self._share_bytes:
             return None
-        flat, lse = out.flatten(1).contiguous(), lse.contiguous()
-        rows = [_rows(piece, num_rows) for piece in pieces]
-        numbers = [
-            number
-            for (address, first, count), piece in zip(rows, pieces, strict=True)
-            for number in (address, first, count, piece.columns.start, piece.columns.size)
-        ]
-        mine = out.new_empty(rows[self.rank][2], pieces[self.rank].columns.size)
+        out, lse = out.contiguous(), lse.contiguous()
+        mine = out.new_empty(plan.shapes[self.rank])
         self._settle()
         self._native.start_merge_scatter(
-            self._summed[out.dtype],
-            flat.data_ptr(),
-            flat.stride(0),
+            dtype,
+            out.data_ptr(),
+            num_heads * head_dim,
             lse.data_ptr(),
-            lse.stride(0),
+            num_heads,
             head_dim,
-            numbers,
+            plan.numbers,
             mine.data_ptr(),
         )
-        chosen = (piece.rows for piece in pieces if isinstance(piece.rows, Tensor))
-        return self._began(lambda: mine, flat, lse, mine, *chosen)
+        return self._began(lambda: mine, out, lse, mine)  # the plan keeps numbers of rows alive
 
     def finish(self) -> None:
         """Waits for the others and takes what they brought to the collective under way.
@@ -264,11 +264,47 @@ class ShmGroup:
         return self._began(lambda: sum_in_order(every.unbind()), x, every)
 
 
-def _rows(piece: Piece, num_rows: int) -> tuple[int, int, int]:
-    """A piece's rows: the address of their numbers or 0 for consecutive ones, the first, how many."""
-    if isinstance(piece.rows, Tensor):
-        return piece.rows.data_ptr(), 0, len(piece.rows)
-    first, stop, step = piece.rows.indices(num_rows)
+@dataclass(frozen=True, slots=True)
+class _MergePlan:
+    """What does not change from layer to layer and step to step while pieces are the same.
+
+    Args:
+        alive: what `numbers` has addresses of.
+        numbers: the pieces as the native exchange takes them.
+        shapes: of each piece, rows and columns.
+        most_columns, most_heads: of the widest row that a rank is sent.
+    """
+
+    alive: list[Tensor | slice]
+    numbers: list[int]
+    shapes: list[tuple[int, int]]
+    most_columns: int
+    most_heads: int
+
+    def row_bytes(self, itemsize: int) -> int:
+        """Bytes of the widest row, its LSEs included, rounded up to whole floats."""
+        return self.most_columns * itemsize + (self.most_heads + 1) * _LSE_BYTES
+
+
+@lru_cache(maxsize=1024)
+def _plan_merge(pieces: tuple[Piece, ...], num_rows: int, head_dim: int) -> _MergePlan:
+    chosen = [p.rows if isinstance(p.rows, slice) else p.rows.contiguous() for p in pieces]
+    rows = [_row_numbers(each, num_rows) for each in chosen]
+    columns = [(piece.columns.start, piece.columns.size) for piece in pieces]
+    return _MergePlan(
+        alive=chosen,
+        numbers=[n for its_rows, its in zip(rows, columns, strict=True) for n in (*its_rows, *its)],
+        shapes=[(count, size) for (_, _, count), (_, size) in zip(rows, columns, strict=True)],
+        most_columns=max(size for _, size in columns),
+        most_heads=max(piece.heads(head_dim).size for piece in pieces),
+    )
+
+
+def _row_numbers(rows: slice | Tensor, num_rows: int) -> tuple[int, int, int]:
+    """The address of row numbers or 0 for consecutive ones, the first row, how many."""
+    if isinstance(rows, Tensor):
+        return rows.data_ptr(), 0, len(rows)
+    first, stop, step = rows.indices(num_rows)
     assert step == 1, "a slice of rows has no gaps"
     return 0, first, max(stop - first, 0)
 

@@ -1,6 +1,8 @@
 """Ranks over shared memory beside the same ranks as threads: the same bits, at any size."""
 
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -155,6 +157,30 @@ def test_a_rank_that_does_not_come_is_named() -> None:
                 mine.all_reduce(torch.zeros(1)).wait()
 
     beside(3, body, timeout_s=0.2)
+
+
+def test_who_waits_sleeps() -> None:
+    def body(mine: Group, _threads: Group) -> None:
+        if mine.rank == 0:
+            before_s = time.thread_time()
+            with pytest.raises(TimeoutError):
+                mine.all_reduce(torch.zeros(1)).wait()
+            assert time.thread_time() - before_s < 0.1
+
+    beside(2, body, timeout_s=1.0)
+
+
+def test_who_sleeps_is_woken() -> None:
+    """The last to come is late by more than anybody spins or yields."""
+
+    def body(mine: Group, _threads: Group) -> None:
+        late = threading.Event()
+        for i in range(8):
+            if mine.rank == i % mine.size:
+                late.wait(0.02)
+            assert mine.all_reduce(torch.ones(1)).wait().item() == mine.size
+
+    beside(4, body)
 
 
 def test_ranks_that_do_not_come_to_the_start_are_named(tmp_path: Path) -> None:
