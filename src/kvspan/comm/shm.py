@@ -6,14 +6,12 @@ compute. A collective begins when it is called and is finished when it is waited
 group's next one begins: a group has one under way at a time.
 """
 
-import importlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +20,7 @@ from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
-
-if TYPE_CHECKING:  # at run time there may be no extension
-    from kvspan._native import ShmGroup as NativeGroup
+from kvspan.native import extension
 
 T = TypeVar("T")
 
@@ -36,7 +32,7 @@ SLOT_BYTES = 512 << 10
 def refusal() -> str | None:
     """Why ranks of this machine cannot share memory, as a sentence's end; None = they can."""
     try:
-        _native()
+        extension()
     except ImportError as error:
         return f"the native extension cannot be imported ({error})"
     return None
@@ -96,12 +92,12 @@ class ShmWorld:
                 continue
             if self.rank in members:
                 mine = self._group(members)
-            self._used_bytes += _native().ShmGroup.region_bytes(len(members), SLOT_BYTES)
+            self._used_bytes += extension().ShmGroup.region_bytes(len(members), SLOT_BYTES)
         return mine
 
     def _group(self, members: tuple[int, ...]) -> "ShmGroup":
         rank, size = members.index(self.rank), len(members)
-        native = _native().ShmGroup(self._file, self._used_bytes, rank, size, SLOT_BYTES, self.size)
+        native = extension().ShmGroup(self._file, self._used_bytes, rank, size, SLOT_BYTES, self.size)
         return ShmGroup(native, members, rank, self._timeout_s)
 
 
@@ -137,9 +133,7 @@ class ShmGroup:
         timeout_s: that a collective may take before it raises.
     """
 
-    def __init__(
-        self, native: "NativeGroup", members: Sequence[int], rank: int, timeout_s: float
-    ) -> None:
+    def __init__(self, native: Any, members: Sequence[int], rank: int, timeout_s: float) -> None:
         self.rank = rank
         self.size = len(members)
         self._native = native
@@ -316,9 +310,5 @@ def _check_rows(x: Tensor, rows: int) -> None:
 @cache
 def _native_dtypes() -> dict[torch.dtype, Any]:
     """What the native exchange adds up."""
-    dtypes = _native().Dtype
+    dtypes = extension().Dtype
     return {torch.float32: dtypes.f32, torch.bfloat16: dtypes.bf16, torch.float16: dtypes.f16}
-
-
-def _native() -> ModuleType:
-    return importlib.import_module("kvspan._native")
