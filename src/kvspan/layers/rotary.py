@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvspan.config.model import RopeConfig
+from kvspan.layers.rows import row_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +24,7 @@ class Rotation:
 
     def apply(self, x: Tensor) -> Tensor:
         """Rotates pairs (i, i + D / 2) of the last dim: [R, H, D] -> the same shape and dtype."""
-        a, b = x.float().chunk(2, dim=-1)
-        rotated = torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
-        return rotated.to(x.dtype)
+        return row_ops(x).rotate(x, self.cos, self.sin)
 
 
 class Rotary:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvspan.attention.exchange import Piece, make_exchange
 from kvspan.attention.kv_store import KvStore
@@ -23,6 +22,7 @@ from kvspan.layers.linear import ColumnLinear, RowLinear, gather_columns
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotary, Rotation
+from kvspan.layers.rows import row_ops
 from kvspan.models.base import Batch, RankContext
 from kvspan.topology import Span, cut
 
@@ -250,8 +250,8 @@ class DenseMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        result: Tensor = self.down(F.silu(gate) * up)
+        gate_up: Tensor = self.gate_up(x)
+        result: Tensor = self.down(row_ops(gate_up).silu_mul(gate_up))
         return result
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
