@@ -126,4 +126,25 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release others_may_run;
         multiply(call, linear_kernel(isa), threads);
     });
+
+    m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size stride, int size,
+                         Address weight, float eps, Address out) {
+        const RmsNorm call{at<void>(x), rows, stride, size, at<void>(weight), eps, at<void>(out)};
+        nb::gil_scoped_release others_may_run;
+        run_rows(call, row_kernels(isa, dtype), threads);
+    });
+    m.def("silu_mul", [](Isa isa, Dtype dtype, int threads, Address gate_up, Size rows, Size stride,
+                         int size, Address out) {
+        const SiluMul call{at<void>(gate_up), rows, stride, size, at<void>(out)};
+        nb::gil_scoped_release others_may_run;
+        run_rows(call, row_kernels(isa, dtype), threads);
+    });
+    m.def("rotate", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
+                       Size head_stride, int heads, int dim, Address cos, Address sin, Address out) {
+        const Rotate call{at<void>(x),  rows, row_stride,           head_stride,
+                          heads,        dim,  at<const float>(cos), at<const float>(sin),
+                          at<void>(out)};
+        nb::gil_scoped_release others_may_run;
+        run_rows(call, row_kernels(isa, dtype), threads);
+    });
 }

@@ -41,4 +41,17 @@ LinearKernel linear_kernel(Isa isa) {
     return nullptr;
 }
 
+const RowKernels& row_kernels(Isa isa, Dtype dtype) {
+    switch (isa) {
+#ifdef KVSPAN_X86
+        case Isa::avx2:
+            return avx2_rows(dtype);
+        case Isa::avx512:
+            return avx512_rows(dtype);
+#endif
+        default:
+            return portable_rows(dtype);
+    }
+}
+
 }  // namespace kvspan

@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "linear.h"
+#include "rows.h"
 
 namespace kvspan {
 
@@ -17,10 +18,15 @@ Kernel attention_kernel(Isa isa, Dtype dtype);
 // The kernel of linear layers in bf16, or null where there is none worth having.
 LinearKernel linear_kernel(Isa isa);
 
+const RowKernels& row_kernels(Isa isa, Dtype dtype);
+
 // One table of kernels for each instruction set, in a file compiled for it.
 Kernel portable_kernel(Dtype dtype);
 Kernel avx2_kernel(Dtype dtype);
 Kernel avx512_kernel(Dtype dtype);
 LinearKernel avx512_linear();
+const RowKernels& portable_rows(Dtype dtype);
+const RowKernels& avx2_rows(Dtype dtype);
+const RowKernels& avx512_rows(Dtype dtype);
 
 }  // namespace kvspan

@@ -1,6 +1,8 @@
 #include "generic.h"
+#include "generic_rows.h"
 #include "isa.h"
 
 namespace kvspan {
 Kernel avx2_kernel(Dtype dtype) { return generic_kernel(dtype); }
+const RowKernels& avx2_rows(Dtype dtype) { return generic_rows(dtype); }
 }  // namespace kvspan

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "narrow.h"
+
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -84,6 +86,48 @@ inline Vec load_some(const T* p, int count) {
     T padded[WIDTH] = {};
     std::memcpy(padded, p, count * sizeof(T));
     return load(padded);
+}
+
+// The same, or a whole vector where there are so many.
+template <class T>
+inline Vec load_up_to(const T* p, int count) {
+    return count >= WIDTH ? load(p) : load_some(p, count);
+}
+
+inline void store(Bf16* p, Vec v) {
+    const Words w = as_words(v);
+    const Words nearest = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
+    const Words quiet_nan = (w >> 16) | 0x40u;
+    const Halves h = __builtin_convertvector(v == v ? nearest : quiet_nan, Halves);
+    std::memcpy(p, &h, sizeof h);
+}
+
+inline void store(F16* p, Vec v) {
+#if defined(__AVX512F__)
+    const __m256i h = _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(p, &h, sizeof h);
+#elif defined(__F16C__)
+    const __m128i h = _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+    std::memcpy(p, &h, sizeof h);
+#else
+    for (int i = 0; i < WIDTH; ++i) p[i].bits = to_f16(v[i]);
+#endif
+}
+
+template <class T>
+inline void store_up_to(T* p, Vec v, int count) {
+    if (count >= WIDTH) return store(p, v);
+    T whole[WIDTH];
+    store(whole, v);
+    std::memcpy(p, whole, count * sizeof(T));
+}
+
+// The value that a store and a load leave.
+template <class T>
+inline Vec rounded(Vec v) {
+    T stored[WIDTH];
+    store(stored, v);
+    return load(stored);
 }
 
 inline Quad narrow(Vec v) {

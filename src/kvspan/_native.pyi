@@ -119,3 +119,48 @@ def linear(
     /,
 ) -> None:
     """A linear layer on few rows of bf16; `bias` 0 = none; `wide` = the output is float32."""
+
+def rms_norm(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    x: int,
+    rows: int,
+    stride: int,
+    size: int,
+    weight: int,
+    eps: float,
+    out: int,
+    /,
+) -> None:
+    """See `csrc/rows.h`."""
+
+def silu_mul(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    gate_up: int,
+    rows: int,
+    stride: int,
+    size: int,
+    out: int,
+    /,
+) -> None:
+    """See `csrc/rows.h`."""
+
+def rotate(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    x: int,
+    rows: int,
+    row_stride: int,
+    head_stride: int,
+    heads: int,
+    dim: int,
+    cos: int,
+    sin: int,
+    out: int,
+    /,
+) -> None:
+    """See `csrc/rows.h`."""

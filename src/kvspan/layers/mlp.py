@@ -1,11 +1,11 @@
 """The SiLU-gated MLP, its inner dim shared over a group. Knows groups; knows no models."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvspan.comm.group import Group
 from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
 from kvspan.layers.parameter import Target, linear_targets
+from kvspan.layers.rows import row_ops
 from kvspan.topology import cut
 
 
@@ -38,9 +38,8 @@ class GatedMLP(nn.Module):
         return self.down.summand(self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        inner: Tensor = F.silu(gate) * up
-        return inner
+        gate_up: Tensor = self.gate_up(x)
+        return row_ops(gate_up).silu_mul(gate_up)
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: fused gate and up here, two tensors in the checkpoint."""

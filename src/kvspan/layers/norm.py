@@ -1,9 +1,9 @@
 """RMSNorm, in float32 whatever the dtype of its input."""
 
-import torch
 from torch import Tensor, nn
 
 from kvspan.layers.linear import Storage
+from kvspan.layers.rows import row_ops
 
 
 class RMSNorm(nn.Module):
@@ -21,6 +21,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape and dtype."""
-        exact = x.float()
-        scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + self.eps)
-        return self.weight * (exact * scale).to(x.dtype)
+        return row_ops(x).rms_norm(x, self.weight, self.eps)

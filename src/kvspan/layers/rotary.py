@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvspan.config.rope import RopeConfig
+from kvspan.layers.rows import row_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,8 @@ class Rotation:
         What comes out has its pairs (i, i + D / 2) either way: queries and keys alike, and nothing but
         their products is ever asked for.
         """
-        exact = x.float()
-        a, b = (exact[..., ::2], exact[..., 1::2]) if self.interleaved else exact.chunk(2, dim=-1)
-        rotated = torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
-        return rotated.to(x.dtype)
+        paired = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if self.interleaved else x
+        return row_ops(paired).rotate(paired, self.cos, self.sin)
 
 
 class Rotary:

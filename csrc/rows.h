@@ -1,0 +1,50 @@
+// What happens to a row between two linear layers, in one pass over it each: memory and calls are saved,
+// not arithmetic. Results are rounded where a chain of torch operators would round them.
+#pragma once
+
+#include <cstdint>
+
+#include "attention.h"
+
+namespace kvspan {
+
+// out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, size], strides in elements, `out` contiguous.
+struct RmsNorm {
+    const void* x;
+    std::int64_t rows, stride;
+    int size;
+    const void* weight;
+    float eps;
+    void* out;
+};
+
+// out = round(silu(gate)) * up, of rows that hold gate and up side by side: [rows, 2 * size] -> [rows,
+// size].
+struct SiluMul {
+    const void* gate_up;
+    std::int64_t rows, stride;
+    int size;
+    void* out;
+};
+
+// Rotates pairs (i, i + dim / 2) of each head by the row's angles: [rows, heads, dim], `out` contiguous.
+struct Rotate {
+    const void* x;
+    std::int64_t rows, row_stride, head_stride;
+    int heads, dim;
+    const float *cos, *sin;  // [rows, dim / 2]
+    void* out;
+};
+
+struct RowKernels {
+    void (*rms_norm)(const RmsNorm&, std::int64_t row);
+    void (*silu_mul)(const SiluMul&, std::int64_t row);
+    void (*rotate)(const Rotate&, std::int64_t row);
+};
+
+// Calls `kernel(call, row)` for all rows, on at most `threads` threads.
+void run_rows(const RmsNorm& call, const RowKernels& kernels, int threads);
+void run_rows(const SiluMul& call, const RowKernels& kernels, int threads);
+void run_rows(const Rotate& call, const RowKernels& kernels, int threads);
+
+}  // namespace kvspan

@@ -1,0 +1,140 @@
+"""What happens to rows between linear layers: in native kernels of one pass, or in torch operators.
+
+Both variants round at the same places, so that they differ by the last bit of a float32 at the most.
+"""
+
+from functools import cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvspan.native import extension, native_path
+
+
+class RowOps(Protocol):
+    """Operators on rows."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[..., size] -> the same: a root mean square of 1, times `weight` [size]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[R, 2 * size], gate and up side by side -> silu(gate) * up, [R, size]."""
+        ...
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[R, H, D] -> the same, pairs (i, i + D / 2) turned by angles [R, 1, D / 2] float32."""
+        ...
+
+
+class TorchRowOps:
+    """Any dtype, any device."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `RowOps`."""
+        exact = x.float()
+        scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
+        return weight * (exact * scale).to(x.dtype)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `RowOps`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `RowOps`."""
+        a, b = x.float().chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+
+
+class NativeRowOps:
+    """bf16, fp16 and float32 on a CPU.
+
+    Args:
+        isa: whose kernels run.
+    """
+
+    def __init__(self, isa: str) -> None:
+        self._native = extension()
+        self._isa = self._native.Isa[isa]
+        self._dtypes = {
+            torch.float32: self._native.Dtype.f32,
+            torch.bfloat16: self._native.Dtype.bf16,
+            torch.float16: self._native.Dtype.f16,
+        }
+
+    def takes(self, x: Tensor) -> bool:
+        """Whether it serves rows like these."""
+        return x.device.type == "cpu" and x.dtype in self._dtypes
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `RowOps`."""
+        assert weight.dtype == x.dtype, "the native kernels read one dtype"
+        rows = _dense(x).reshape(-1, x.shape[-1])
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._native.rms_norm(
+            *self._how(x),
+            rows.data_ptr(),
+            *_size_and_stride(rows),
+            weight.data_ptr(),
+            eps,
+            out.data_ptr(),
+        )
+        return out
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See `RowOps`."""
+        rows = _dense(gate_up)
+        out = gate_up.new_empty(len(rows), rows.shape[1] // 2)
+        num_rows, stride, width = _size_and_stride(rows)
+        self._native.silu_mul(
+            *self._how(rows), rows.data_ptr(), num_rows, stride, width // 2, out.data_ptr()
+        )
+        return out
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See `RowOps`."""
+        heads = _dense(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        num_rows, num_heads, dim = heads.shape
+        self._native.rotate(
+            *self._how(heads),
+            heads.data_ptr(),
+            num_rows,
+            *heads.stride()[:2],
+            num_heads,
+            dim,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            out.data_ptr(),
+        )
+        return out
+
+    def _how(self, x: Tensor) -> tuple[object, object, int]:
+        return self._isa, self._dtypes[x.dtype], torch.get_num_threads()
+
+
+def row_ops(x: Tensor) -> RowOps:
+    """The fastest operators for rows like `x`."""
+    native = _native_row_ops()
+    return native if native is not None and native.takes(x) else _TORCH
+
+
+@cache
+def _native_row_ops() -> NativeRowOps | None:
+    isa = native_path().isa
+    return None if isa is None else NativeRowOps(isa)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """`x`, copied if its last dim has gaps."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _size_and_stride(rows: Tensor) -> tuple[int, int, int]:
+    return rows.shape[0], rows.stride(0), rows.shape[1]
+
+
+_TORCH = TorchRowOps()
