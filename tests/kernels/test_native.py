@@ -177,6 +177,19 @@ def test_without_the_extension_the_kernel_refuses_with_the_reason() -> None:
     assert NativeKernel(WITHOUT).capabilities.refuse(case.need) == WITHOUT.why
 
 
+def test_a_process_without_the_extension_says_so_once_and_uses_torch() -> None:
+    code = (
+        "import sys; sys.modules['kvspan._native'] = None\n"
+        "from kvspan.cli.main import main\n"
+        "sys.exit(main(['doctor']))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stderr.count("cannot be imported") == 1
+    assert "attention, bfloat16         FusedKernel; not NativeKernel" in run.stdout
+
+
 def test_dims_that_are_no_multiple_of_eight_are_refused() -> None:
     refused = kernel_of("portable").capabilities.refuse(replace(decode_case(5), head_dim=20).need)
     assert refused == "head dim 20 (wants multiples of 8)"
