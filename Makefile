@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Several ranks share the cores: one thread each, unless a command asks for more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all lint fmt clean
+.PHONY: setup demo test test-all sanitize lint fmt clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -38,6 +38,12 @@ test: setup ## every test but the full matrices; under 10 minutes on 2 cores
 
 test-all: setup ## the full matrices and faults too; under 50 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not gpu"
+	$(MAKE) sanitize
+
+sanitize: setup ## the native kernels under the address and undefined-behaviour sanitizers
+	$(BIN)/cmake -S . -B build/sanitize -DKVSPAN_SANITIZE=ON -DKVSPAN_PYTHON=OFF
+	$(BIN)/cmake --build build/sanitize --target kvspan_check
+	build/sanitize/kvspan_check
 
 lint: setup ## format, lint, types, import directions
 	$(BIN)/ruff format --check .

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -55,8 +56,8 @@ class Shape:
 
 SHAPES = {
     "decode": (
-        Shape("smollm2", (9, 3), (64, 64), 8, 4096),
-        Shape("smollm2-cached", (9, 3), (64, 64), 1, 4096),
+        Shape("smollm2", (9, 3), (64, 64), 32, 4096),
+        Shape("smollm2-short", (9, 3), (64, 64), 8, 512),
         Shape("llama-8b", (32, 8), (128, 128), 4, 8000),
         Shape("mha", (8, 8), (64, 64), 8, 4096),
         Shape("mla-16", (16, 1), (576, 512), 4, 32000),
@@ -108,33 +109,43 @@ def interleaved(contenders: dict[str, Callable[[], object]], rounds: int) -> dic
     return {name: measured[1:] for name, measured in seconds.items()}  # the first call warms up
 
 
+def measured(shape: Shape, memory: torch.Tensor, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each kernel's rounds, and of reading `memory` from end to end between them."""
+    given = inputs(shape)
+    contenders: dict[str, Callable[[], object]] = {
+        name: partial(kernel, *given) for name, kernel in kernels(shape).items()
+    }
+    contenders["read"] = memory.max
+    return interleaved(contenders, rounds)
+
+
+def report(shape: Shape, what: str, seconds: list[float], read_bytes: int) -> dict[str, object]:
+    """One line of figures."""
+    line: dict[str, object] = {"shape": shape.name, "what": what, "threads": torch.get_num_threads()}
+    for key, taken in (("median", statistics.median(seconds)), ("best", min(seconds))):
+        line[f"{key}_ms"] = round(taken * 1e3, 3)
+        line[f"{key}_gb_s"] = round(read_bytes / taken / 1e9, 1)
+        if what != "read":
+            line[f"{key}_gflop_s"] = round(shape.flops / taken / 1e9)
+    return line
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=SHAPES)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--only", default="", help="part of a shape's name")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     memory = torch.ones(1 << 26, dtype=torch.int32)  # 256 MiB, past every cache
     for shape in SHAPES[arguments.what]:
         if arguments.only not in shape.name:
             continue
-        given = inputs(shape)
-        contenders: dict[str, Callable[[], object]] = {
-            name: lambda kernel=kernel: kernel(*given) for name, kernel in kernels(shape).items()
-        }
-        contenders["read"] = lambda: memory.max()
-        for name, seconds in interleaved(contenders, arguments.rounds).items():
-            read_bytes = memory.nbytes if name == "read" else shape.kv_bytes
-            line = {"shape": shape.name, "what": name, "threads": arguments.threads}
-            for key, taken in (("median", statistics.median(seconds)), ("best", min(seconds))):
-                line[f"{key}_ms"] = round(taken * 1e3, 3)
-                line[f"{key}_gb_s"] = round(read_bytes / taken / 1e9, 1)
-                if name != "read":
-                    line[f"{key}_gflop_s"] = round(shape.flops / taken / 1e9)
-            print(json.dumps(line), flush=True)
+        for what, seconds in measured(shape, memory, arguments.rounds).items():
+            read_bytes = memory.nbytes if what == "read" else shape.kv_bytes
+            print(json.dumps(report(shape, what, seconds, read_bytes)), flush=True)
 
 
 if __name__ == "__main__":

@@ -117,31 +117,35 @@ std::vector<Unit> whole_units(const Attention& call) {
     return units;
 }
 
-// Splits the units with most work over their keys, so that all threads end at about the same time.
+std::int64_t keys_of(const Unit& unit) { return unit.last_key - unit.first_key; }
+
+double work_of(const Unit& unit) { return static_cast<double>(keys_of(unit)) * unit.lanes(); }
+
+// Appends a unit in parts that differ in their keys, of which none does much more than `share`.
+void append_split(Plan& plan, const Unit& whole, double share) {
+    const auto most = std::max<std::int64_t>(keys_of(whole) / MIN_SPLIT_KEYS, 1);
+    const auto splits = std::clamp<std::int64_t>(std::llround(work_of(whole) / share), 1, most);
+    const auto tiles = (keys_of(whole) + splits * TILE_KEYS - 1) / (splits * TILE_KEYS);
+    Family family{static_cast<std::int64_t>(plan.units.size()), 0};
+    Unit unit = whole;
+    do {
+        unit.last_key = std::min(unit.first_key + tiles * TILE_KEYS, whole.last_key);
+        plan.units.push_back(unit);
+        plan.family_of.push_back(static_cast<std::int64_t>(plan.families.size()));
+        unit.first_key = unit.last_key;
+        ++family.splits;
+    } while (unit.first_key < whole.last_key);
+    plan.families.push_back(family);
+}
+
+// Units with so little work each that all threads end at about the same time.
 Plan make_plan(const Attention& call, int threads) {
     const std::vector<Unit> wholes = whole_units(call);
-    double total = 0;
-    for (const Unit& unit : wholes) {
-        total += static_cast<double>(unit.last_key - unit.first_key) * unit.lanes();
-    }
-    const double share = total / (threads * UNITS_PER_THREAD);
+    double total = 1;
+    for (const Unit& unit : wholes) total += work_of(unit);
     Plan plan;
-    for (const Unit& whole : wholes) {
-        const std::int64_t keys = whole.last_key - whole.first_key;
-        const double work = static_cast<double>(keys) * whole.lanes();
-        const auto wanted = threads > 1 && share > 0 ? std::llround(work / share) : 1;
-        const std::int64_t splits = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(keys / MIN_SPLIT_KEYS, 1));
-        const std::int64_t step = ((keys + splits - 1) / splits + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
-        Family family{static_cast<std::int64_t>(plan.units.size()), 0};
-        Unit unit = whole;
-        do {
-            unit.last_key = std::min(unit.first_key + step, whole.last_key);
-            plan.units.push_back(unit);
-            plan.family_of.push_back(static_cast<std::int64_t>(plan.families.size()));
-            unit.first_key = unit.last_key;
-            ++family.splits;
-        } while (unit.first_key < whole.last_key);
-        plan.families.push_back(family);
+    for (const Unit& unit : wholes) {
+        append_split(plan, unit, threads > 1 ? total / (threads * UNITS_PER_THREAD) : total);
     }
     return plan;
 }
@@ -158,8 +162,9 @@ std::uint16_t to_f16(float x) {
     std::memcpy(&bits, &x, sizeof bits);
     const std::uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
-    if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds past 65504
-    if (magnitude < 0x38800000u) {  // subnormal: let an addition shift and round
+    if (magnitude >= 0x477ff000u)
+        return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds past 65504
+    if (magnitude < 0x38800000u) {                          // subnormal: let an addition shift and round
         float value;
         std::memcpy(&value, &magnitude, sizeof value);
         value += 0.5f;
@@ -202,7 +207,8 @@ void finish_lane(const Attention& call, const Unit& unit, int lane, const Partia
     }
     const float norm = max == NEG_INF ? 0.0f : 1.0f / sum;
     for (int d = 0; d < width; ++d) row[d] *= norm;
-    const std::int64_t at = (unit.first_row + lane / unit.heads) * call.heads + unit.first_head + lane % unit.heads;
+    const std::int64_t at =
+        (unit.first_row + lane / unit.heads) * call.heads + unit.first_head + lane % unit.heads;
     store_row(call, at * call.value_dim, row);
     call.lse[at] = max == NEG_INF ? NEG_INF : max * LN2 + std::log(sum);
 }
@@ -241,7 +247,8 @@ void attend(const Attention& call, Kernel kernel, int threads) {
         if (unfinished[plan.family_of[i]].fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         std::vector<Partial> partials;  // the last one to end merges them all
         for (int k = 0; k < family.splits; ++k) {
-            partials.push_back(partial_at(call, unit.lanes(), shared.get() + offsets[family.first_unit + k]));
+            partials.push_back(
+                partial_at(call, unit.lanes(), shared.get() + offsets[family.first_unit + k]));
         }
         finish(call, unit, partials.data(), family.splits);
     });

@@ -1,10 +1,11 @@
 // Paged attention on a CPU: what the driver, the kernels of each instruction set and the bindings share.
 //
-// A call is cut in units: some query rows of one sequence that share a KV head, over a range of its keys.
-// A kernel works through one unit, tile by tile of TILE_KEYS keys, and leaves a partial result: an
+// A call is cut in units: some query rows of one sequence that share a KV head, over a range of its
+// keys. A kernel works through one unit, tile by tile of TILE_KEYS keys, and leaves a partial result: an
 // unnormalised output, the largest score and the sum of exponentials. The driver merges partials.
 //
-// Scores are kept in units of log2, so that exponentials are powers of two; the LSE that leaves is natural.
+// Scores are kept in units of log2, so that exponentials are powers of two; the LSE that leaves is
+// natural.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +13,9 @@
 
 namespace kvspan {
 
-constexpr int TILE_KEYS = 64;   // so that the keys of a tile that a row sees are the bits of a word
-constexpr int MAX_LANES = 96;   // query rows times query heads of a unit: its accumulators stay in L2
-constexpr int DIM_PADDING = 32; // rows of scratch memory are padded to whole vectors of any kernel
+constexpr int TILE_KEYS = 64;    // so that the keys of a tile that a row sees are the bits of a word
+constexpr int MAX_LANES = 96;    // query rows times query heads of a unit: its accumulators stay in L2
+constexpr int DIM_PADDING = 32;  // rows of scratch memory are padded to whole vectors of any kernel
 
 enum class Dtype { f32, bf16, f16 };
 

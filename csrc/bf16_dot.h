@@ -1,9 +1,9 @@
 // Attention over a bf16 cache by AVX-512's dot product of bf16 pairs, which sums in float32.
 //
-// Scores of few lanes are dot products over a key's dims, sixteen at a time, reduced by one tree of shuffles.
-// For many lanes the tile of keys is transposed first, once, and lanes go over it in register blocks. Values
-// need no packing: two keys' dims are interleaved on the way in, which leaves the dims of the output in
-// an order that `finish` puts right.
+// Scores of few lanes are dot products over a key's dims, sixteen at a time, reduced by one tree of
+// shuffles. For many lanes the tile of keys is transposed first, once, and lanes go over it in register
+// blocks. Values need no packing: two keys' dims are interleaved on the way in, which leaves the dims of
+// the output in an order that `finish` puts right.
 #pragma once
 
 #include <immintrin.h>
@@ -62,17 +62,25 @@ struct Bf16Dot {
         return sum(total);
     }
 
-    static void accumulate(const Attention& call, int lanes, const Tile<Bf16>& tile, const Tile<Bf16>& next,
-                           const Scratch& scratch, const float* fade, float* out) {
+    static void accumulate(const Attention& call, int lanes, const Tile<Bf16>& tile,
+                           const Tile<Bf16>& next, const Scratch& scratch, const float* fade,
+                           float* out) {
         int lane = 0;
-        for (; lane + LANES <= lanes; lane += LANES) add<LANES>(call, lane, tile, next, scratch, fade, out);
+        for (; lane + LANES <= lanes; lane += LANES)
+            add<LANES>(call, lane, tile, next, scratch, fade, out);
         switch (lanes - lane) {
-            case 5: return add<5>(call, lane, tile, next, scratch, fade, out);
-            case 4: return add<4>(call, lane, tile, next, scratch, fade, out);
-            case 3: return add<3>(call, lane, tile, next, scratch, fade, out);
-            case 2: return add<2>(call, lane, tile, next, scratch, fade, out);
-            case 1: return add<1>(call, lane, tile, next, scratch, fade, out);
-            default: return;
+            case 5:
+                return add<5>(call, lane, tile, next, scratch, fade, out);
+            case 4:
+                return add<4>(call, lane, tile, next, scratch, fade, out);
+            case 3:
+                return add<3>(call, lane, tile, next, scratch, fade, out);
+            case 2:
+                return add<2>(call, lane, tile, next, scratch, fade, out);
+            case 1:
+                return add<1>(call, lane, tile, next, scratch, fade, out);
+            default:
+                return;
         }
     }
 
@@ -107,7 +115,11 @@ private:
         return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
     }
 
-    static void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+    static void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
+
+    static bool values_within_keys(const Tile<Bf16>& tile, int head_dim) {
+        return tile.values[0] >= tile.keys[0] && tile.values[0] < tile.keys[0] + head_dim;
+    }
 
     // Lane i of the result is the sum of sums[i].
     static __m512 reduce(const __m512 (&sums)[16]) {
@@ -126,15 +138,19 @@ private:
         return _mm512_shuffle_f32x4(e, e, 0xd8);
     }
 
-    static void few_lanes(const Attention& call, int lanes, const Tile<Bf16>& tile, const Tile<Bf16>& next,
-                          const Scratch& scratch) {
+    static void few_lanes(const Attention& call, int lanes, const Tile<Bf16>& tile,
+                          const Tile<Bf16>& next, const Scratch& scratch) {
         int lane = 0;
         for (; lane + 4 <= lanes; lane += 4) dots<4, 4>(call, lane, tile, next, scratch);
         switch (lanes - lane) {
-            case 3: return dots<3, 4>(call, lane, tile, next, scratch);
-            case 2: return dots<2, 8>(call, lane, tile, next, scratch);
-            case 1: return dots<1, 16>(call, lane, tile, next, scratch);
-            default: return;
+            case 3:
+                return dots<3, 4>(call, lane, tile, next, scratch);
+            case 2:
+                return dots<2, 8>(call, lane, tile, next, scratch);
+            case 1:
+                return dots<1, 16>(call, lane, tile, next, scratch);
+            default:
+                return;
         }
     }
 
@@ -155,13 +171,15 @@ private:
                 }
                 for (int n = 0; n < N; ++n) {
                     const __m512i q = _mm512_load_si512(query + n * width + d);
-                    for (int k = 0; k < KEYS; ++k) sums[n * KEYS + k] = dot(sums[n * KEYS + k], q, keys[k]);
+                    for (int k = 0; k < KEYS; ++k)
+                        sums[n * KEYS + k] = dot(sums[n * KEYS + k], q, keys[k]);
                 }
             }
             alignas(64) float scores[16];
             _mm512_store_ps(scores, reduce(sums));
             for (int n = 0; n < N; ++n) {
-                __builtin_memcpy(scratch.scores + (lane + n) * TILE_KEYS + key, scores + n * KEYS, KEYS * 4);
+                __builtin_memcpy(scratch.scores + (lane + n) * TILE_KEYS + key, scores + n * KEYS,
+                                 KEYS * 4);
             }
         }
     }
@@ -179,7 +197,8 @@ private:
                     if (next.seen) fetch(next.keys[key + k] + d);
                 }
                 transpose_words(rows);
-                for (int k = 0; k < 16; ++k) _mm512_store_si512(packed + (d / 2 + k) * TILE_KEYS + key, rows[k]);
+                for (int k = 0; k < 16; ++k)
+                    _mm512_store_si512(packed + (d / 2 + k) * TILE_KEYS + key, rows[k]);
             }
         }
     }
@@ -236,16 +255,17 @@ private:
     static void add(const Attention& call, int lane, const Tile<Bf16>& tile, const Tile<Bf16>& next,
                     const Scratch& scratch, const float* fade, float* out) {
         const int dim = call.value_dim;
-        const bool ahead = lane == 0 && next.seen;
+        const bool ahead = lane == 0 && next.seen && !values_within_keys(next, call.head_dim);
         int d = 0;
-        for (; d + 64 <= dim; d += 64) add_dims<N, 2>(dim, lane, d, tile, next, ahead, scratch, fade, out);
+        for (; d + 64 <= dim; d += 64)
+            add_dims<N, 2>(dim, lane, d, tile, next, ahead, scratch, fade, out);
         for (; d < dim; d += 32) add_dims<N, 1>(dim, lane, d, tile, next, ahead, scratch, fade, out);
     }
 
     // `C` times 32 dims from `d` on.
     template <int N, int C>
-    static void add_dims(int dim, int lane, int d, const Tile<Bf16>& tile, const Tile<Bf16>& next, bool ahead,
-                         const Scratch& scratch, const float* fade, float* out) {
+    static void add_dims(int dim, int lane, int d, const Tile<Bf16>& tile, const Tile<Bf16>& next,
+                         bool ahead, const Scratch& scratch, const float* fade, float* out) {
         const int width = padded(dim);
         const std::int32_t* weights = weights_of(scratch, lane);
         __m512 sums[N][2 * C];
@@ -263,7 +283,8 @@ private:
                 const __m512i odd = dims(tile.values[key + 1] + d + 32 * c, dim - d - 32 * c);
                 pairs[2 * c] = _mm512_unpacklo_epi16(even, odd);
                 pairs[2 * c + 1] = _mm512_unpackhi_epi16(even, odd);
-                if (ahead) fetch(next.values[key] + d + 32 * c), fetch(next.values[key + 1] + d + 32 * c);
+                if (ahead)
+                    fetch(next.values[key] + d + 32 * c), fetch(next.values[key + 1] + d + 32 * c);
             }
             for (int n = 0; n < N; ++n) {
                 const __m512i weight = _mm512_set1_epi32(weights[n * (TILE_KEYS / 2) + key / 2]);
@@ -272,7 +293,8 @@ private:
         }
         for (int n = 0; n < N; ++n) {
             for (int c = 0; c < 2 * C; ++c) {
-                _mm512_store_ps(out + static_cast<std::int64_t>(lane + n) * width + d + c * 16, sums[n][c]);
+                _mm512_store_ps(out + static_cast<std::int64_t>(lane + n) * width + d + c * 16,
+                                sums[n][c]);
             }
         }
     }

@@ -33,18 +33,23 @@ NB_MODULE(_native, m) {
         .value("portable", Isa::portable)
         .value("avx2", Isa::avx2)
         .value("avx512", Isa::avx512);
-    nb::enum_<Dtype>(m, "Dtype").value("f32", Dtype::f32).value("bf16", Dtype::bf16).value("f16", Dtype::f16);
+    nb::enum_<Dtype>(m, "Dtype")
+        .value("f32", Dtype::f32)
+        .value("bf16", Dtype::bf16)
+        .value("f16", Dtype::f16);
     m.def("available", &available);
 
     using Address = std::uintptr_t;
     using Size = std::int64_t;
-    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,                          //
-                       Address query, Size query_row, Size query_head,                          //
-                       Address keys, Size key_block, Size key_head, Size key_slot,              //
-                       Address values, Size value_block, Size value_head, Size value_slot,      //
-                       int heads, int kv_heads, int head_dim, int value_dim, int block_size,    //
-                       Size sequences, Address row_starts, Address table_starts, Address tables,  //
+    // clang-format off
+    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,
+                       Address query, Size query_row, Size query_head,
+                       Address keys, Size key_block, Size key_head, Size key_slot,
+                       Address values, Size value_block, Size value_head, Size value_slot,
+                       int heads, int kv_heads, int head_dim, int value_dim, int block_size,
+                       Size sequences, Address row_starts, Address table_starts, Address tables,
                        Address first, Address last, Address out, Address lse) {
+        // clang-format on
         const Attention call{
             .dtype = dtype,
             .query = at<void>(query),
@@ -76,27 +81,37 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, std::size_t, int, int, std::size_t, int>())
         .def_static("region_bytes", &ShmGroup::region_bytes)
         .def("share_bytes", &ShmGroup::share_bytes)
-        .def("start_all_gather",
-             [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
-                 group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_all_to_all",
-             [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving, Address out) {
-                 group.start_all_to_all(parts, sent, arriving, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_all_reduce",
-             [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
-                 group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_reduce_scatter",
-             [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
-                 group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_merge_scatter",
-             [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse, Size lse_row,
-                Size head_dim, const Sizes& pieces, Address out) {
-                 group.start_merge_scatter({dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row,
-                                            head_dim}, pieces_of(pieces), at<std::byte>(out));
-             }, others_may_run)
+        .def(
+            "start_all_gather",
+            [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
+                group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_all_to_all",
+            [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving,
+               Address out) { group.start_all_to_all(parts, sent, arriving, at<std::byte>(out)); },
+            others_may_run)
+        .def(
+            "start_all_reduce",
+            [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
+                group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_reduce_scatter",
+            [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
+                group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_merge_scatter",
+            [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse,
+               Size lse_row, Size head_dim, const Sizes& pieces, Address out) {
+                group.start_merge_scatter(
+                    {dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row, head_dim},
+                    pieces_of(pieces), at<std::byte>(out));
+            },
+            others_may_run)
         .def("finish", &ShmGroup::finish, others_may_run);
 }

@@ -1,6 +1,7 @@
-// The blocked online softmax over a unit's keys, for any arithmetic. Each kernel file includes this once and
-// is compiled for its own instruction set, so everything here has internal linkage and no standard library
-// template is used: a copy of one that was compiled for a newer processor could be linked into another file.
+// The blocked online softmax over a unit's keys, for any arithmetic. Each kernel file includes this once
+// and is compiled for its own instruction set, so everything here has internal linkage and no standard
+// library template is used: a copy of one that was compiled for a newer processor could be linked into
+// another file.
 //
 // `Math` gives, with T its element type in the cache:
 //     load_query   the unit's query vectors into scratch, in the form that `scores` wants
@@ -20,8 +21,8 @@ namespace {
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
-// Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see, so
-// that whole tiles can be computed and an unused slot is never read.
+// Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see,
+// so that whole tiles can be computed and an unused slot is never read.
 template <class T>
 struct Tile {
     const T* keys[TILE_KEYS];
@@ -54,17 +55,20 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
     const T* keys = static_cast<const T*>(call.keys.data) + unit.kv_head * call.keys.head_stride;
     const T* values = static_cast<const T*>(call.values.data) + unit.kv_head * call.values.head_stride;
     std::int64_t column = first / call.block_size, slot = first % call.block_size;
-    int anchor = __builtin_ctzll(tile.seen);
-    for (int i = 0; i < tile.count; ++i) {
-        if (tile.seen >> i & 1) {
-            const std::int64_t block = table[column];
-            tile.keys[i] = keys + block * call.keys.block_stride + slot * call.keys.slot_stride;
-            tile.values[i] = values + block * call.values.block_stride + slot * call.values.slot_stride;
+    for (int i = 0; i < tile.count; ++column, slot = 0) {
+        const T* key = keys + table[column] * call.keys.block_stride + slot * call.keys.slot_stride;
+        const T* value =
+            values + table[column] * call.values.block_stride + slot * call.values.slot_stride;
+        const std::int64_t left = call.block_size - slot;
+        const int stop = left < tile.count - i ? i + static_cast<int>(left) : tile.count;
+        for (; i < stop; ++i, key += call.keys.slot_stride, value += call.values.slot_stride) {
+            tile.keys[i] = key;
+            tile.values[i] = value;
         }
-        if (++slot == call.block_size) slot = 0, ++column;
     }
-    for (int i = 0; i < TILE_KEYS; ++i) {
-        if (i < tile.count && (tile.seen >> i & 1)) continue;
+    const int anchor = __builtin_ctzll(tile.seen);
+    for (int i = 0; tile.seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
+        if (tile.seen >> i & 1) continue;
         tile.keys[i] = tile.keys[anchor];
         tile.values[i] = tile.values[anchor];
     }
@@ -75,20 +79,23 @@ template <class Math, class T>
 inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile, const Scratch& scratch,
                    const Partial& partial, float* fade) {
     const float scale = call.scale * LOG2_E;
-    for (int lane = 0; lane < unit.lanes(); ++lane) {
-        const std::int64_t row = unit.first_row + lane / unit.heads;
-        const std::uint64_t seen = tile.seen & visible(call.first[row], call.last[row], tile.first);
-        float* scores = scratch.scores + lane * TILE_KEYS;
-        if (seen != ~std::uint64_t{0}) {
-            for (int i = 0; i < TILE_KEYS; ++i) scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
+    for (int lane = 0, row = 0; row < unit.rows; ++row) {
+        const std::int64_t at = unit.first_row + row;
+        const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
+        for (int head = 0; head < unit.heads; ++head, ++lane) {
+            float* scores = scratch.scores + lane * TILE_KEYS;
+            for (int i = 0; seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
+                scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
+            }
+            const float before = partial.max[lane];
+            const float here = seen ? Math::largest(scores) * scale : MINUS_INFINITY;
+            const float max = here > before ? here : before;
+            fade[lane] = before == max ? 1.0f : Math::exp2(before - max);
+            partial.max[lane] = max;
+            const float anchor = max == MINUS_INFINITY ? 0.0f : max;
+            partial.sum[lane] =
+                partial.sum[lane] * fade[lane] + Math::weigh(scratch, lane, scale, anchor);
         }
-        const float before = partial.max[lane];
-        const float here = seen ? Math::largest(scores) * scale : MINUS_INFINITY;
-        const float max = here > before ? here : before;
-        fade[lane] = before == max ? 1.0f : Math::exp2(before - max);
-        partial.max[lane] = max;
-        const float anchor = max == MINUS_INFINITY ? 0.0f : max;
-        partial.sum[lane] = partial.sum[lane] * fade[lane] + Math::weigh(scratch, lane, scale, anchor);
     }
 }
 
@@ -98,7 +105,8 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
     const int lanes = unit.lanes(), width = padded(call.value_dim);
     float fade[MAX_LANES];
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(lanes) * width; ++i) partial.out[i] = 0.0f;
-    for (int lane = 0; lane < lanes; ++lane) partial.max[lane] = MINUS_INFINITY, partial.sum[lane] = 0.0f;
+    for (int lane = 0; lane < lanes; ++lane)
+        partial.max[lane] = MINUS_INFINITY, partial.sum[lane] = 0.0f;
     Math::load_query(call, unit, scratch);
 
     Tile<T> tiles[2];

@@ -30,7 +30,9 @@ struct Generic {
                             (unit.first_head + lane % unit.heads) * call.query_head_stride;
             float* to = scratch.query + static_cast<std::int64_t>(lane) * width;
             for (int d = 0; d < width; d += WIDTH) {
-                store(to + d, d + WIDTH <= dim ? load(from + d) : d < dim ? load_some(from + d, dim - d) : Vec{});
+                store(to + d, d + WIDTH <= dim ? load(from + d)
+                              : d < dim        ? load_some(from + d, dim - d)
+                                               : Vec{});
             }
         }
     }
@@ -62,7 +64,8 @@ struct Generic {
         fetch(next.values, next, 0, TILE_KEYS, call.value_dim);
         for (int d = 0; d < call.value_dim; d += VECTORS * WIDTH) {
             int lane = 0;
-            for (; lane + LANES <= lanes; lane += LANES) add<LANES>(call, lane, d, tile, scratch, fade, out);
+            for (; lane + LANES <= lanes; lane += LANES)
+                add<LANES>(call, lane, d, tile, scratch, fade, out);
             for (; lane < lanes; ++lane) add<1>(call, lane, d, tile, scratch, fade, out);
         }
     }
@@ -74,12 +77,14 @@ private:
     static void fetch(const T* const* rows, const Tile<T>& next, int key, int count, int dim) {
         if (next.seen == 0) return;
         for (int i = key; i < key + count && i < TILE_KEYS; ++i) {
-            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[i] + d);
+            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
+                __builtin_prefetch(rows[i] + d);
         }
     }
 
     template <int N>
-    static void dot(const Attention& call, int lane, int key, const Tile<T>& tile, const Scratch& scratch) {
+    static void dot(const Attention& call, int lane, int key, const Tile<T>& tile,
+                    const Scratch& scratch) {
         const int dim = call.head_dim, width = padded(dim);
         const float* query = scratch.query + static_cast<std::int64_t>(lane) * width;
         Vec sums[N][KEYS] = {};
@@ -95,7 +100,8 @@ private:
         for (; d + WIDTH <= dim; d += WIDTH) step([](const T* p) { return load(p); });
         if (d < dim) step([&](const T* p) { return load_some(p, dim - d); });
         for (int n = 0; n < N; ++n) {
-            for (int k = 0; k < KEYS; ++k) scratch.scores[(lane + n) * TILE_KEYS + key + k] = sum(sums[n][k]);
+            for (int k = 0; k < KEYS; ++k)
+                scratch.scores[(lane + n) * TILE_KEYS + key + k] = sum(sums[n][k]);
         }
     }
 
@@ -112,14 +118,16 @@ private:
         }
     }
 
-    // `left`: elements there are from `d` on; a vector that has fewer than WIDTH is filled up with zeros.
+    // `left`: elements there are from `d` on; a vector that has fewer than WIDTH is filled up with
+    // zeros.
     template <int N, int V>
-    static void add_vectors(int width, int left, int lane, int d, const Tile<T>& tile, const Scratch& scratch,
-                            const float* fade, float* out) {
+    static void add_vectors(int width, int left, int lane, int d, const Tile<T>& tile,
+                            const Scratch& scratch, const float* fade, float* out) {
         Vec sums[N][V];
         for (int n = 0; n < N; ++n) {
             for (int v = 0; v < V; ++v) {
-                sums[n][v] = load(out + static_cast<std::int64_t>(lane + n) * width + d + v * WIDTH) * fade[lane + n];
+                sums[n][v] = load(out + static_cast<std::int64_t>(lane + n) * width + d + v * WIDTH) *
+                             fade[lane + n];
             }
         }
         for (int key = 0; key < tile.count; ++key) {

@@ -1,6 +1,6 @@
-// Threads come from the OpenMP runtime that the process already has, which is torch's: a second pool would
-// fight its threads, which spin between two operators, for the cores. Its entry point is looked up by name,
-// so nothing is linked; a process without one gets threads that live for one loop.
+// Threads come from the OpenMP runtime that the process already has, which is torch's: a second pool
+// would fight its threads, which spin between two operators, for the cores. Its entry point is looked up
+// by name, so nothing is linked; a process without one gets threads that live for one loop.
 #include "parallel.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-// Vectors of floats as wide as the instruction set that a file is compiled for, by the compiler's own vector
-// types: the same source serves SSE2, AVX2, AVX-512 and NEON.
+// Vectors of floats as wide as the instruction set that a file is compiled for, by the compiler's own
+// vector types: the same source serves SSE2, AVX2, AVX-512 and NEON.
 #pragma once
 
 #include <cstdint>
@@ -115,15 +115,14 @@ inline float largest(Vec v) {
 // 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf.
 inline Vec exp2(Vec x) {
     const Vec clamped = larger(x, splat(-126.0f));
-    const Vec shifted = clamped + 0x1.8p23f;  // rounds to a whole number, which fills the low bits
+    const Vec shifted = clamped + 0x1.8p23f;        // rounds to a whole number, which fills the low bits
     const Vec f = clamped - (shifted - 0x1.8p23f);  // in [-1/2, 1/2]
-    Vec y = splat(1.5403530e-4f);                    // ln(2)^k / k!, k = 6 .. 0
-    y = y * f + 1.3333558e-3f;
-    y = y * f + 9.6181291e-3f;
-    y = y * f + 5.5504109e-2f;
-    y = y * f + 2.4022651e-1f;
-    y = y * f + 6.9314718e-1f;
-    y = y * f + 1.0f;
+    Vec y = splat(1.3276414e-3f);  // the polynomial with the least relative error there: 7.5e-8
+    y = y * f + 9.6755987e-3f;
+    y = y * f + 5.5507138e-2f;
+    y = y * f + 2.4022119e-1f;
+    y = y * f + 6.9314694e-1f;
+    y = y * f + 1.00000012f;
     const Words scaled = as_words(y) + (as_words(shifted) << 23);
     return x >= -126.0f ? as_floats(scaled) : Vec{};
 }

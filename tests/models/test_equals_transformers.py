@@ -33,6 +33,9 @@ def oracles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, l
                     parameter.normal_(std=0.05)  # logits of about unit size
                 else:
                     parameter.uniform_(0.5, 1.5)
+            for key, buffer in model.named_buffers():
+                if "correction_bias" in key:
+                    buffer.normal_(std=0.1)
             logits = [model(torch.tensor([tokens])).logits[0] for tokens in SEQUENCES]
         directory = tmp_path_factory.mktemp(name)
         model.save_pretrained(directory)

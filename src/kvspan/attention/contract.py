@@ -18,18 +18,22 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class FlatTables:
-    """The tables of all sequences in one piece, for kernels that serve a step in one call.
+class FlatIndex:
+    """A `KeyIndex` in five dense int64 host tensors, for kernels that serve a step in one call.
 
     Args:
-        row_starts: [S + 1] int64, the rows of each sequence.
-        table_starts: [S + 1] int64, where each sequence's blocks begin in `blocks`.
-        blocks: int64, one table behind the other.
+        row_starts: [S + 1], the rows of each sequence.
+        table_starts: [S + 1], where each sequence's blocks begin in `blocks`.
+        blocks: the tables, one behind the other.
+        first: [R].
+        last: [R].
     """
 
-    row_starts: NDArray[np.int64]
-    table_starts: NDArray[np.int64]
-    blocks: NDArray[np.int64]
+    row_starts: Tensor
+    table_starts: Tensor
+    blocks: Tensor
+    first: Tensor
+    last: Tensor
 
 
 @dataclass(frozen=True)
@@ -56,13 +60,15 @@ class KeyIndex:
         return self.row_starts[-1]
 
     @cached_property
-    def flat(self) -> FlatTables:
+    def flat(self) -> FlatIndex:
         """Made once a step, however many layers ask for it."""
-        tables = [table.numpy(force=True) for table in self.tables]
-        return FlatTables(
-            row_starts=np.array(self.row_starts, np.int64),
-            table_starts=np.cumsum([0, *map(len, tables)], dtype=np.int64),
-            blocks=np.concatenate([np.zeros(0, np.int64), *tables]),
+        starts = np.cumsum([0, *map(len, self.tables)], dtype=np.int64)
+        return FlatIndex(
+            row_starts=torch.tensor(self.row_starts, dtype=torch.int64),
+            table_starts=torch.from_numpy(starts),
+            blocks=torch.cat([torch.zeros(0, dtype=torch.int64), *(t.cpu() for t in self.tables)]),
+            first=torch.from_numpy(np.ascontiguousarray(self.first)),
+            last=torch.from_numpy(np.ascontiguousarray(self.last)),
         )
 
     def sequences(self) -> Iterator[tuple[slice, Tensor]]:
@@ -84,9 +90,9 @@ class Kernel(Protocol):
         Args:
             query: [R, H, D]; H is a multiple of the KV heads, neighbours share one.
             keys: [N, Hkv, B, D], the blocks of one layer on this rank.
-            values: [N, Hkv, B, Dv].
+            values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
             index: which keys each row sees. No other slot is read.
-            scale: factor on the scores.
+            scale: factor on the scores, positive.
 
         Returns:
             out [R, H, Dv] in the query's dtype, normalised over the keys seen here, and lse [R, H]

@@ -22,7 +22,7 @@ DEFAULTS = {
     "decode_context_parallel_size": 2,
     "kv_cache_memory": "256MiB",
 }
-QUESTION = "What minimum age must a Senator have attained?"
+QUESTION = "What does the Fourth Amendment protect the people against?"
 MAX_TOKENS = 64
 
 
@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM.from_config(config, told=lambda resolved: print_choices(console, resolved)) as llm:
         print_capacity(console, llm.engine.core)
         document = resources.files("kvspan").joinpath("data/constitution.txt").read_text("utf-8")
-        prompt = llm.chat_prompt([{"role": "user", "content": f"{document}\n{arguments.question}"}])
+        message = f"{document}\n\nQuestion: {arguments.question}\nAnswer in one short sentence."
+        prompt = llm.chat_prompt([{"role": "user", "content": message}])
         print(f"\nThe Constitution of the United States, and then: {arguments.question}\n", flush=True)
         _print_table(llm, stream(llm, prompt, params, console=console))
     return 0

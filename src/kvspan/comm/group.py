@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from kvspan.topology import Span
+from kvspan.topology import Span, touched_heads
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -37,7 +37,7 @@ class Piece:
 
     def heads(self, head_dim: int) -> Span:
         """Heads that the columns touch."""
-        return Span(self.columns.start // head_dim, -(-self.columns.stop // head_dim))
+        return touched_heads(self.columns, head_dim)
 
 
 class Group(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
-
-if TYPE_CHECKING:  # at run time there may be no extension
-    from kvspan._native import ShmGroup as NativeGroup
 
 T = TypeVar("T")
 
@@ -131,15 +128,13 @@ class ShmGroup:
     """A group of processes of one host.
 
     Args:
-        native: its memory.
+        native: its side of `csrc/exchange.h`, which need not be there to be imported.
         members: the group's world ranks, in order of their rank here.
         rank: of this process, in the group.
         timeout_s: that a collective may take before it raises.
     """
 
-    def __init__(
-        self, native: "NativeGroup", members: Sequence[int], rank: int, timeout_s: float
-    ) -> None:
+    def __init__(self, native: Any, members: Sequence[int], rank: int, timeout_s: float) -> None:
         self.rank = rank
         self.size = len(members)
         self._native = native

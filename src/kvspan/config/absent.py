@@ -49,7 +49,7 @@ INSTEAD = {
     "--nnodes": _NO_RAY,
     "--optimization-level": "nothing is compiled: leave it out",
     "--prefill-strategy": "queries are always what travels for cached context: leave it out",
-    "--quantization": "a GGUF file may be quantised: name one as --model",
+    "--quantization": "it is read from the checkpoint: leave it out",
     "--ray-workers-use-nsight": _NO_RAY,
     "--revision": "download the revision and name its directory as --model",
     "--rope-scaling": """use --hf-overrides '{"rope_scaling": {...}}'""",

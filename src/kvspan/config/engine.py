@@ -117,9 +117,9 @@ class EngineConfig:
         _PARALLELISM,
     )
     enable_expert_parallel: bool = option(
-        only_off("mixture-of-experts models are not there yet; leave it out"),
+        SWITCH,
         False,
-        "spread experts over ranks (not there yet)",
+        "keep whole experts on each rank, and not a part of each",
         _PARALLELISM,
     )
     dcp_comm_backend: str = option(

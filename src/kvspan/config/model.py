@@ -5,47 +5,58 @@ The source is a Hugging Face `config.json` (a mapping); a GGUF's metadata is tra
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from kvspan.config.mla import MlaConfig, parse_mla
+from kvspan.config.moe import MoeConfig, parse_moe
+from kvspan.config.reader import Reader
+from kvspan.config.rope import RopeConfig, parse_rope
 from kvspan.errors import ModelError
 from kvspan.topology import Heads
 
+NESTED = {"kimi_k25": ("language_model.", "DeepseekV3ForCausalLM")}
+"""model_type of configs that keep a text model under `text_config` -> prefix of its tensors' names, and
+its architecture if it does not say."""
 
-class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """How rotary frequencies are made.
+_SHARED_KEYS = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "quantization_config")
+"""Keys that a nested config may have beside its text model, and that hold for it too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadDims:
+    """Elements of a head at each station of attention.
 
     Args:
-        kind: `default`, `linear`, `llama3` or `divisors`.
-        theta: base of the frequencies.
-        factor: linear, llama3: the context was stretched by this much.
-        low_freq_factor: llama3: wavelengths over original / this are stretched in full.
-        high_freq_factor: llama3: wavelengths under original / this are left alone.
-        original_max_positions: llama3: context before stretching.
-        divisors: one divisor for each of the head_dim / 2 frequencies, as GGUF files carry them.
+        query: of a query as it is projected.
+        rotary: of a query or key that are rotated.
+        key: of a key as it is cached.
+        value: of a value as it is cached, and so of partial results.
+        cached: stored for a token and KV head; a value that is a part of its key takes no room.
+        out: of what the output projection takes.
     """
 
-    kind: str = "default"
-    theta: float = 10000.0
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_positions: int = 8192
-    divisors: tuple[float, ...] = ()
+    query: int
+    rotary: int
+    key: int
+    value: int
+    cached: int
+    out: int
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and settings of a dense decoder.
+    """Sizes and settings of a decoder.
 
     Args:
         architecture: the Hugging Face class name, e.g. `LlamaForCausalLM`.
         num_layers: decoder layers.
         hidden_size: width of the residual stream.
         num_heads: query heads.
-        num_kv_heads: KV heads as stored.
-        head_dim: elements of a head.
-        intermediate_size: width of the MLP.
+        num_kv_heads: KV heads as stored: 1 with latent attention.
+        head_dim: elements of a head's query.
+        intermediate_size: width of the MLP; 0 if every layer has experts.
         vocab_size: rows of the embedding.
         max_position_embeddings: positions that the model was made for.
         rms_norm_eps: epsilon of every RMSNorm.
@@ -56,6 +67,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         bos_token_id: first token of a text, if the config names one.
         eos_token_ids: tokens that end a text.
         dtype: dtype of the checkpoint, e.g. `bfloat16`.
+        mla: latent attention; None = keys and values of each KV head are cached.
+        moe: experts; None = each layer has one MLP.
+        num_prediction_layers: layers after the others that guess further tokens; kvspan does without.
+        tensor_prefix: what the names of all tensors of the text model begin with.
     """
 
     architecture: str
@@ -75,11 +90,38 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     dtype: str
+    mla: MlaConfig | None = None
+    moe: MoeConfig | None = None
+    num_prediction_layers: int = 0
+    tensor_prefix: str = ""
 
     @property
     def heads(self) -> Heads:
         """Heads, as topology counts them."""
         return Heads(self.num_heads, self.num_kv_heads)
+
+    @property
+    def head_dims(self) -> HeadDims:
+        """Elements of a head at each station of attention."""
+        if self.mla is None:
+            d = self.head_dim
+            return HeadDims(query=d, rotary=d, key=d, value=d, cached=2 * d, out=d)
+        m = self.mla
+        key = m.kv_lora_rank + m.rope_dim
+        return HeadDims(
+            query=self.head_dim,
+            rotary=m.rope_dim,
+            key=key,
+            value=m.kv_lora_rank,
+            cached=key,
+            out=m.value_dim,
+        )
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on the scores."""
+        plain = float(self.head_dim**-0.5)
+        return plain if self.mla is None else plain * self.mla.score_factor
 
 
 def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
@@ -92,42 +134,37 @@ def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
     Raises:
         ModelError: a key is missing, of the wrong type, or says something kvspan does not know.
     """
-    read = _Reader(raw, where)
-    architectures = read.get("architectures", list, default=[])
-    if len(architectures) != 1:
-        raise ModelError(f'{where}: "architectures" must name one class, got {architectures!r}.')
-    activation = read.get("hidden_act", str, default="silu")
-    if activation not in ("silu", "swish"):
-        raise ModelError(f'{where}: unknown hidden_act "{activation}" (has silu).')
-    if read.get("use_sliding_window", bool, default=False):
-        raise ModelError(f"{where}: sliding-window attention (use_sliding_window) is not there yet.")
-    num_heads = read.positive("num_attention_heads")
-    hidden_size = read.positive("hidden_size")
-    num_kv_heads = read.positive("num_key_value_heads", default=num_heads)
-    if num_heads % num_kv_heads:
-        raise ModelError(f"{where}: {num_kv_heads} KV heads do not divide {num_heads} attention heads.")
-    head_dim = read.positive("head_dim", default=max(hidden_size // num_heads, 1))
-    if head_dim % 2:
-        raise ModelError(f"{where}: head_dim {head_dim} is odd; rotary embedding needs pairs.")
+    read, prefix = _text_model(Reader(raw, where))
+    architecture = _check_kind(read)
+    num_layers = read.positive("num_hidden_layers")
     max_positions = read.positive("max_position_embeddings", default=2048)
+    mla = parse_mla(read)
+    moe = parse_moe(read, architecture=architecture, num_layers=num_layers)
+    num_heads, num_kv_heads, head_dim = _parse_heads(read, mla)
+    interleaved = mla is not None and read.get("rope_interleave", bool, default=True)
+    all_experts = moe is not None and len(moe.layers) == num_layers
     return ModelConfig(
-        architecture=architectures[0],
-        num_layers=read.positive("num_hidden_layers"),
-        hidden_size=hidden_size,
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=read.positive("hidden_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        intermediate_size=read.positive("intermediate_size"),
+        intermediate_size=0 if all_experts else read.positive("intermediate_size"),
         vocab_size=read.positive("vocab_size"),
         max_position_embeddings=max_positions,
-        rms_norm_eps=float(read.get("rms_norm_eps", (int, float), default=1e-6)),
-        rope=_parse_rope(read, max_positions),
+        rms_norm_eps=read.number("rms_norm_eps", default=1e-6),
+        rope=parse_rope(read, max_positions=max_positions, interleaved=interleaved),
         tie_word_embeddings=read.get("tie_word_embeddings", bool, default=False),
         attention_bias=read.get("attention_bias", bool, default=False),
         mlp_bias=read.get("mlp_bias", bool, default=False),
-        bos_token_id=read.get("bos_token_id", (int, type(None)), default=None),
-        eos_token_ids=token_ids(read.get("eos_token_id", (int, list, type(None)), default=None)),
+        bos_token_id=read.get("bos_token_id", int, default=None),
+        eos_token_ids=token_ids(read.get("eos_token_id", (int, list), default=None)),
         dtype=read.get("dtype", str, default=None) or read.get("torch_dtype", str, default="bfloat16"),
+        mla=mla,
+        moe=moe,
+        num_prediction_layers=read.get("num_nextn_predict_layers", int, default=0),
+        tensor_prefix=prefix,
     )
 
 
@@ -136,60 +173,78 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
 
 
-def _parse_rope(read: "_Reader", max_positions: int) -> RopeConfig:
-    """Reads the three spellings: `rope_parameters`, and `rope_scaling` with `rope_type` or `type`."""
-    settings = dict(read.get("rope_scaling", (dict, type(None)), default=None) or {})
-    settings |= read.get("rope_parameters", (dict, type(None)), default=None) or {}
-    theta = settings.pop("rope_theta", None) or read.get("rope_theta", (int, float), default=10000.0)
-    rope = _Reader(settings, f"{read.where} (rope settings)")
-    kind = rope.get("rope_type", str, default=None) or rope.get("type", str, default="default")
-    if kind == "default":
-        return RopeConfig(theta=float(theta))
-    if kind == "divisors":
-        divisors = tuple(float(d) for d in rope.required("divisors", list))
-        return RopeConfig(kind=kind, theta=float(theta), divisors=divisors)
-    if kind not in ("linear", "llama3"):
-        raise ModelError(f'{read.where}: unknown rope type "{kind}" (has default, linear, llama3).')
-    factor = float(rope.required("factor", (int, float)))
-    if kind == "linear":
-        return RopeConfig(kind=kind, theta=float(theta), factor=factor)
-    return RopeConfig(
-        kind=kind,
-        theta=float(theta),
-        factor=factor,
-        low_freq_factor=float(rope.required("low_freq_factor", (int, float))),
-        high_freq_factor=float(rope.required("high_freq_factor", (int, float))),
-        original_max_positions=rope.positive("original_max_position_embeddings", default=max_positions),
-    )
+def text_config(raw: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
+    """The part of a config that is about text: all of it, unless it is nested.
+
+    Args:
+        raw: the mapping of `config.json`.
+        where: file to name in errors.
+
+    Raises:
+        ModelError: it is nested in a way that kvspan does not know.
+    """
+    return _text_model(Reader(raw, where))[0].raw
 
 
-class _Reader:
-    """Reads keys of a mapping and names the file and the key when one is not as it must be."""
+def with_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A config of which the user replaces some keys: those of the text model, if it is nested.
 
-    def __init__(self, raw: Mapping[str, Any], where: str) -> None:
-        self.raw = raw
-        self.where = where
+    Args:
+        raw: the mapping of `config.json`.
+        overrides: key -> value.
+    """
+    if isinstance(text := raw.get("text_config"), Mapping) and overrides:
+        return {**raw, "text_config": {**text, **overrides}}
+    return {**raw, **overrides}
 
-    def get(self, key: str, kinds: type | tuple[type, ...], *, default: Any) -> Any:
-        """The value at `key`, or `default` when there is none."""
-        value = self.raw.get(key)
-        return default if value is None else self._checked(key, value, kinds)
 
-    def required(self, key: str, kinds: type | tuple[type, ...]) -> Any:
-        """The value at `key`; a missing one is an error."""
-        if self.raw.get(key) is None:
-            raise ModelError(f'{self.where}: the key "{key}" is missing.')
-        return self._checked(key, self.raw[key], kinds)
+def _text_model(read: Reader) -> tuple[Reader, str]:
+    """The text model's config, and the prefix of its tensors' names."""
+    if not read.has("text_config"):
+        return read, ""
+    kind = read.get("model_type", str, default="")
+    if kind not in NESTED:
+        raise ModelError(
+            f'{read.where}: the text model of "{kind}" is nested in a way that kvspan does not know '
+            f"(has {', '.join(NESTED)})."
+        )
+    prefix, architecture = NESTED[kind]
+    shared = {key: read.raw[key] for key in _SHARED_KEYS if read.has(key)}
+    text = {k: v for k, v in read.required("text_config", dict).items() if v is not None}
+    whole = {"architectures": [architecture], **shared, **text}
+    return Reader(whole, f"{read.where} (text_config)"), prefix
 
-    def positive(self, key: str, *, default: int | None = None) -> int:
-        """A whole number of at least 1."""
-        value: int = self.required(key, int) if default is None else self.get(key, int, default=default)
-        if value < 1:
-            raise ModelError(f'{self.where}: "{key}" is {value}; it must be at least 1.')
-        return value
 
-    def _checked(self, key: str, value: Any, kinds: type | tuple[type, ...]) -> Any:
-        wrong_bool = isinstance(value, bool) and kinds is not bool
-        if wrong_bool or not isinstance(value, kinds):
-            raise ModelError(f'{self.where}: "{key}" has the unexpected value {value!r}.')
-        return value
+def _check_kind(read: Reader) -> str:
+    """The architecture, of a model that works as kvspan's models do."""
+    architectures = read.get("architectures", list, default=[])
+    if len(architectures) != 1:
+        raise ModelError(f'{read.where}: "architectures" must name one class, got {architectures!r}.')
+    activation = read.get("hidden_act", str, default="silu")
+    if activation not in ("silu", "swish"):
+        raise ModelError(f'{read.where}: unknown hidden_act "{activation}" (has silu).')
+    if read.get("use_sliding_window", bool, default=False):
+        raise ModelError(
+            f"{read.where}: sliding-window attention (use_sliding_window) is not there yet."
+        )
+    architecture: str = architectures[0]
+    return architecture
+
+
+def _parse_heads(read: Reader, mla: MlaConfig | None) -> tuple[int, int, int]:
+    """Query heads, KV heads as stored, and elements of a head's query."""
+    num_heads = read.positive("num_attention_heads")
+    if mla is not None:  # its num_key_value_heads are those made from the latent, not stored ones
+        num_kv_heads, head_dim, rotary = 1, mla.nope_dim + mla.rope_dim, mla.rope_dim
+    else:
+        num_kv_heads = read.positive("num_key_value_heads", default=num_heads)
+        head_dim = read.positive("head_dim", default=max(read.positive("hidden_size") // num_heads, 1))
+        rotary = head_dim
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"{read.where}: {num_kv_heads} KV heads do not divide {num_heads} attention heads."
+        )
+    if rotary % 2:
+        name = "head_dim" if mla is None else "qk_rope_head_dim"
+        raise ModelError(f"{read.where}: {name} {rotary} is odd; rotary embedding needs pairs.")
+    return num_heads, num_kv_heads, head_dim

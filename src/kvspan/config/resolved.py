@@ -25,6 +25,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         interleave: I, tokens dealt to a rank at a time.
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group.
+        expert_parallel: whether each rank keeps whole experts, or a part of each.
         comm: transport of collectives between processes, `shm`, `gloo` or `nccl`.
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
@@ -42,7 +43,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         kv_fraction: of a GPU for weights and cache, or of the host's free memory for all caches;
             counts when there is no `kv_budget_bytes`.
         why: for each choice that nobody made, a sentence of reason, by name.
-        notes: sentences about flags that were given and have no effect.
+        notes: sentences about what is not loaded, and flags that were given and have no effect.
     """
 
     model: str
@@ -56,6 +57,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     interleave: int
     exchange: str
     replicate_q: bool
+    expert_parallel: bool
     comm: str
     device: str
     dtype: str

@@ -15,7 +15,7 @@ from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
-from kvspan.topology import LayoutMode, Topology, check_layout
+from kvspan.topology import LayoutMode, Topology, check_layout, cuts
 
 C = TypeVar("C")
 
@@ -85,6 +85,7 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         interleave=chosen.interleave.value,
         exchange=chosen.exchange.value,
         replicate_q=chosen.replicate_q.value,
+        expert_parallel=asked.enable_expert_parallel,
         comm=chosen.comm.value,
         device=chosen.device.value,
         dtype=chosen.dtype.value,
@@ -101,7 +102,7 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         kv_budget_bytes=asked.kv_cache_memory,
         kv_fraction=chosen.kv_fraction.value,
         why={"layout": _layout_sentence(model, topology, mode), **chosen.why()},
-        notes=_notes(asked, topology, chosen.executor.value),
+        notes=_notes(asked, model, topology, chosen.executor.value),
     )
 
 
@@ -169,17 +170,32 @@ def _choose_exchange(
     asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
 ) -> Choice[str]:
     if asked.dcp_comm_backend != "auto":
+        _check_exchange(asked.dcp_comm_backend, model, topology)
         return Choice(asked.dcp_comm_backend)
     if topology.dcp_size == 1:
         return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
-    num_heads = topology.query_heads(0, model.heads).size
-    w, d = topology.dcp_size, model.head_dim
-    a2a = a2a_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes)
-    ag_rs = ag_rs_bytes_per_row(num_heads=num_heads, head_dim=d, dcp_size=w)
+    h, w, d = topology.query_heads(0, model.heads).size, topology.dcp_size, model.head_dims.out
+    latent = None if model.mla is None else model.mla.kv_lora_rank
+    a2a = a2a_bytes_per_row(
+        num_heads=h, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes, latent_dim=latent
+    )
+    ag_rs = ag_rs_bytes_per_row(num_heads=h, head_dim=d, dcp_size=w, latent_dim=latent)
     return Choice(
         "a2a",
         f"a rank sends {a2a} bytes a row and layer in one collective, and {ag_rs} in the two of ag_rs.",
     )
+
+
+def _check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
+    """A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice."""
+    heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
+    slices = cuts(heads * dim, parts=topology.dcp_size)
+    if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
+        raise ConfigError(
+            f"--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and {heads} "
+            f"heads of {dim} over --decode-context-parallel-size {topology.dcp_size} are cut inside a "
+            "head: use a2a or auto."
+        )
 
 
 def _choose_replicate_q(
@@ -331,8 +347,10 @@ def _layout_sentence(model: ModelConfig, topology: Topology, mode: LayoutMode) -
     return f"{mode}: each rank keeps {kept} of {all_heads} KV heads for {share} of every sequence."
 
 
-def _notes(asked: EngineConfig, topology: Topology, executor: str) -> tuple[str, ...]:
-    """Flags that were given and change nothing."""
+def _notes(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, executor: str
+) -> tuple[str, ...]:
+    """What of the checkpoint is not loaded, and flags that were given and change nothing."""
     alone = "every sequence is whole on its rank (--decode-context-parallel-size is 1)"
     unshared = topology.dcp_size == 1
     idle = (
@@ -342,6 +360,11 @@ def _notes(asked: EngineConfig, topology: Topology, executor: str) -> tuple[str,
             unshared and asked.cp_kv_cache_interleave_size is not None,
             "--cp-kv-cache-interleave-size",
             alone,
+        ),
+        (
+            asked.enable_expert_parallel and model.moe is None,
+            "--enable-expert-parallel",
+            "the model has no experts",
         ),
         (
             asked.comm != "auto" and executor == "inprocess",
@@ -354,4 +377,6 @@ def _notes(asked: EngineConfig, topology: Topology, executor: str) -> tuple[str,
             "--kv-cache-memory says how large the KV cache is",
         ),
     )
-    return tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)
+    towers = f"only the text model ({model.tensor_prefix}*) is loaded: other towers are skipped."
+    skipped = (towers,) if model.tensor_prefix else ()
+    return skipped + tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)

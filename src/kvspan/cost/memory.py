@@ -47,7 +47,7 @@ def kv_bytes_per_token(model: ModelConfig, *, kv_dtype_bytes: int) -> int:
         model: sizes.
         kv_dtype_bytes: bytes of one cached element.
     """
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * kv_dtype_bytes
+    return _kv_bytes(model, num_kv_heads=model.num_kv_heads, kv_dtype_bytes=kv_dtype_bytes)
 
 
 def kv_bytes_per_local_token(model: ModelConfig, topology: Topology, *, kv_dtype_bytes: int) -> int:
@@ -59,7 +59,7 @@ def kv_bytes_per_local_token(model: ModelConfig, topology: Topology, *, kv_dtype
         kv_dtype_bytes: bytes of one cached element.
     """
     num_kv_heads = topology.kv_heads(0, model.heads).size
-    return 2 * model.num_layers * num_kv_heads * model.head_dim * kv_dtype_bytes
+    return _kv_bytes(model, num_kv_heads=num_kv_heads, kv_dtype_bytes=kv_dtype_bytes)
 
 
 def kv_bytes_per_global_token(model: ModelConfig, topology: Topology, *, kv_dtype_bytes: int) -> float:
@@ -134,6 +134,10 @@ def plan_cache(reports: Sequence[RankReport], resolved: Resolved) -> CachePlan:
         bytes_per_rank=blocks * block_bytes,
         why=_why(memory, resolved, is_capped=usable < fitting),
     )
+
+
+def _kv_bytes(model: ModelConfig, *, num_kv_heads: int, kv_dtype_bytes: int) -> int:
+    return model.num_layers * num_kv_heads * model.head_dims.cached * kv_dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)

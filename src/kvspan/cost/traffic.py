@@ -3,7 +3,7 @@
 Legend: H / A query heads of a DCP group, D head_dim, W dcp_size. "Row" is a query token in one layer.
 """
 
-from kvspan.topology import Span, cut
+from kvspan.topology import Span, cuts, touched_heads
 
 LSE_BYTES = 4
 """A log-sum-exp is float32."""
@@ -11,7 +11,9 @@ SUM_BYTES = 4
 """Partial results are summed in float32."""
 
 
-def a2a_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, dtype_bytes: int) -> int:
+def a2a_bytes_per_row(
+    *, num_heads: int, head_dim: int, dcp_size: int, dtype_bytes: int, latent_dim: int | None = None
+) -> int:
     """Bytes of the all-to-all: to every other rank its piece of the partials, with its LSEs.
 
     Args:
@@ -19,16 +21,22 @@ def a2a_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, dtype_byt
         head_dim: D.
         dcp_size: W.
         dtype_bytes: bytes of an element of the partials.
+        latent_dim: elements of a head's partial, where it must come whole: with latent attention, a
+            head's output is made from all of them. None = a piece travels as it is.
 
     Returns:
         What the rank sends that sends most; pieces may differ.
     """
-    pieces = [cut(num_heads * head_dim, parts=dcp_size, index=i) for i in range(dcp_size)]
-    sizes = [p.size * dtype_bytes + _touched_heads(p, head_dim) * LSE_BYTES for p in pieces]
+    pieces = cuts(num_heads * head_dim, parts=dcp_size)
+    heads = [touched_heads(piece, head_dim).size for piece in pieces]
+    widths = _widths(pieces, head_dim, latent_dim)
+    sizes = [w * dtype_bytes + h * LSE_BYTES for w, h in zip(widths, heads, strict=True)]
     return sum(sizes) - min(sizes)
 
 
-def ag_rs_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int) -> int:
+def ag_rs_bytes_per_row(
+    *, num_heads: int, head_dim: int, dcp_size: int, latent_dim: int | None = None
+) -> int:
     """Bytes of the all-gather of all LSEs and the reduce-scatter of the rescaled float32 partials.
 
     Each goes round a ring: W - 1 times the gathered part, and W - 1 of W parts of the sum.
@@ -37,12 +45,13 @@ def ag_rs_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int) -> int:
         num_heads: H / A.
         head_dim: D.
         dcp_size: W.
+        latent_dim: see `a2a_bytes_per_row`.
 
     Returns:
         What the rank sends that sends most.
     """
-    pieces = [cut(num_heads * head_dim, parts=dcp_size, index=i).size for i in range(dcp_size)]
-    return (dcp_size - 1) * num_heads * LSE_BYTES + (sum(pieces) - min(pieces)) * SUM_BYTES
+    widths = _widths(cuts(num_heads * head_dim, parts=dcp_size), head_dim, latent_dim)
+    return (dcp_size - 1) * num_heads * LSE_BYTES + (sum(widths) - min(widths)) * SUM_BYTES
 
 
 def query_gather_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, dtype_bytes: int) -> int:
@@ -57,10 +66,12 @@ def query_gather_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, 
     Returns:
         What the rank sends that sends most, round a ring.
     """
-    pieces = [cut(num_heads * head_dim, parts=dcp_size, index=i).size for i in range(dcp_size)]
-    return (sum(pieces) - min(pieces)) * dtype_bytes
+    sizes = [piece.size for piece in cuts(num_heads * head_dim, parts=dcp_size)]
+    return (sum(sizes) - min(sizes)) * dtype_bytes
 
 
-def _touched_heads(piece: Span, head_dim: int) -> int:
-    """Heads of which a piece has a part."""
-    return -(-piece.stop // head_dim) - piece.start // head_dim if piece.size else 0
+def _widths(pieces: list[Span], head_dim: int, latent_dim: int | None) -> list[int]:
+    """Elements that travel for each piece."""
+    if latent_dim is None:
+        return [piece.size for piece in pieces]
+    return [touched_heads(piece, head_dim).size * latent_dim for piece in pieces]

@@ -9,7 +9,7 @@ import torch
 from kvspan.comm.group import World
 from kvspan.comm.shm import refusal as shm_refusal
 from kvspan.config.engine import EngineConfig
-from kvspan.config.model import ModelConfig, parse_model_config
+from kvspan.config.model import ModelConfig, parse_model_config, with_overrides
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine
 from kvspan.cost.choose import resolve as choose
@@ -60,7 +60,7 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
         ConfigError: it cannot run as asked.
     """
     checkpoint = open_checkpoint(asked.model, asked.load_format, seed=asked.seed)
-    raw = {**checkpoint.raw_config, **asked.hf_overrides}
+    raw = with_overrides(checkpoint.raw_config, asked.hf_overrides)
     model = parse_model_config(raw, where=checkpoint.where)
     check_architecture(model)
     weights = asked.tokenizer is None and asked.load_format != "dummy"

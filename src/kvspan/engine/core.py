@@ -4,9 +4,10 @@ One `step()` schedules, lets the executor run it, and says what each request got
 it. Time, ranks and weights are the executor's affair, so a simulator can put another one in its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -17,8 +18,11 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
-from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import Executor, TokenLogprob
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,8 @@ class EngineCore:
         )
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
+        self._under_way: Scheduled | None = None
+        self._dead: str | None = None
         self.stats = EngineStats()
 
     @property
@@ -186,15 +192,16 @@ class EngineCore:
         Raises:
             EngineDeadError: a rank died or hung; every request has ended with it.
         """
-        scheduled = self._scheduler.schedule()
-        if scheduled is None:
-            return []
-        try:
-            self._executor.submit(scheduled.step)
-            result = self._executor.collect()
-        except EngineDeadError:
-            self._states.clear()
-            raise
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        if self._under_way is None:
+            self._under_way = self._scheduler.schedule()
+            if self._under_way is None:
+                return []
+            self._guarded(self._executor.submit, self._under_way.step)
+        # A step that Ctrl-C has kept from being collected is collected by the next call.
+        result = self._guarded(self._executor.collect)
+        scheduled, self._under_way = self._under_way, None
         progress = self._scheduler.update(result)
         self._count(scheduled.admitted, len(scheduled.preempted), progress)
         return [self._event(p) for p in progress]
@@ -218,6 +225,15 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
+
+    def _guarded(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Asks something of the executor; with its ranks every request ends."""
+        try:
+            return act(*args, **kwargs)
+        except EngineDeadError as death:
+            self._dead = str(death)
+            self._states.clear()
+            raise
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled

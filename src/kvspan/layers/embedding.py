@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage, gather_columns
-from kvspan.topology import Span, cut
+from kvspan.topology import Span, cuts
 
 
 class VocabEmbedding(nn.Module):
@@ -20,7 +20,7 @@ class VocabEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, *, group: Group, storage: Storage) -> None:
         super().__init__()
         self.group = group
-        self.parts = [cut(vocab_size, parts=group.size, index=i) for i in range(group.size)]
+        self.parts = cuts(vocab_size, parts=group.size)
         self.weight = storage.empty(self.part.size, hidden_size)
 
     @property

@@ -73,8 +73,11 @@ class RowLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], the sum over the group."""
-        bias = self.bias if self.group.rank == 0 else None
-        return self.group.all_reduce(F.linear(x, self.weight, bias)).wait()
+        return self.group.all_reduce(self.summand(x)).wait()
+
+    def summand(self, x: Tensor) -> Tensor:
+        """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""
+        return F.linear(x, self.weight, self.bias if self.group.rank == 0 else None)
 
 
 def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:

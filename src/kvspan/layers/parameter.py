@@ -11,16 +11,18 @@ class Target:
     """Where a checkpoint's tensor goes on this rank.
 
     Args:
-        parameter: dotted name of the model's parameter.
+        parameter: dotted name of the model's parameter; None = this rank keeps nothing of the tensor.
         shape: shape that the whole tensor must have in the checkpoint.
         take: the part that this rank keeps, one span for each dim; it may be empty.
-        at: row (dim 0) of the parameter where the part begins.
+        at: row (of the dim after `within`) of the parameter where the part begins.
+        within: places in the parameter's leading dims, e.g. of one expert among those stacked there.
     """
 
-    parameter: str
+    parameter: str | None
     shape: tuple[int, ...]
     take: tuple[Span, ...]
     at: int = 0
+    within: tuple[int, ...] = ()
 
     @property
     def taken_shape(self) -> tuple[int, ...]:
@@ -31,6 +33,11 @@ class Target:
 def whole(parameter: str, shape: Sequence[int]) -> Target:
     """A tensor that every rank keeps whole."""
     return Target(parameter, tuple(shape), tuple(Span(0, n) for n in shape))
+
+
+def elsewhere(shape: Sequence[int]) -> Target:
+    """A tensor that other ranks keep: its name and shape are known here, and it is never read."""
+    return Target(None, tuple(shape), tuple(Span(0, 0) for _ in shape))
 
 
 def linear_targets(
@@ -54,7 +61,15 @@ def linear_targets(
     return targets
 
 
-def sliced(parameter: str, shape: Sequence[int], *, dim: int, part: Span, at: int = 0) -> Target:
+def sliced(
+    parameter: str,
+    shape: Sequence[int],
+    *,
+    dim: int,
+    part: Span,
+    at: int = 0,
+    within: tuple[int, ...] = (),
+) -> Target:
     """A tensor of which this rank keeps `part` of `dim`, and all of every other dim."""
     take = tuple(part if d == dim else Span(0, n) for d, n in enumerate(shape))
-    return Target(parameter, tuple(shape), take, at)
+    return Target(parameter, tuple(shape), take, at, within)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvspan.config.model import RopeConfig
+from kvspan.config.rope import RopeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +16,21 @@ class Rotation:
     Args:
         cos: [R, 1, D / 2] float32.
         sin: [R, 1, D / 2] float32.
+        interleaved: whether pairs are (2i, 2i + 1), or (i, i + D / 2).
     """
 
     cos: Tensor
     sin: Tensor
+    interleaved: bool
 
     def apply(self, x: Tensor) -> Tensor:
-        """Rotates pairs (i, i + D / 2) of the last dim: [R, H, D] -> the same shape and dtype."""
-        a, b = x.float().chunk(2, dim=-1)
+        """Rotates the pairs of the last dim: [R, H, D] -> the same shape and dtype.
+
+        What comes out has its pairs (i, i + D / 2) either way: queries and keys alike, and nothing but
+        their products is ever asked for.
+        """
+        exact = x.float()
+        a, b = (exact[..., ::2], exact[..., 1::2]) if self.interleaved else exact.chunk(2, dim=-1)
         rotated = torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], dim=-1)
         return rotated.to(x.dtype)
 
@@ -33,17 +40,19 @@ class Rotary:
 
     Args:
         rope: settings.
-        head_dim: D.
+        head_dim: D, elements that are rotated.
         device: where the frequencies lie.
     """
 
     def __init__(self, rope: RopeConfig, *, head_dim: int, device: torch.device) -> None:
+        self._rope = rope
         self._frequencies = inverse_frequencies(rope, head_dim=head_dim).to(device)
 
     def at(self, positions: Tensor) -> Rotation:
         """Angles for rows at `positions` [R] int64."""
         angles = torch.outer(positions.float(), self._frequencies)[:, None]  # [R, 1, D / 2]
-        return Rotation(angles.cos(), angles.sin())
+        amplitude = self._rope.amplitude
+        return Rotation(angles.cos() * amplitude, angles.sin() * amplitude, self._rope.interleaved)
 
 
 def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:
@@ -59,6 +68,8 @@ def _divisors(rope: RopeConfig, plain: Tensor) -> Tensor:
         return torch.full_like(plain, rope.factor)
     if rope.kind == "llama3":
         return _llama3_divisors(rope, plain)
+    if rope.kind == "yarn":
+        return _yarn_divisors(rope, len(plain))
     if rope.kind == "divisors":
         return torch.tensor(rope.divisors, dtype=torch.float32)
     return torch.ones_like(plain)
@@ -72,5 +83,27 @@ def _llama3_divisors(rope: RopeConfig, plain: Tensor) -> Tensor:
     """
     waves = rope.original_max_positions * plain / (2 * math.pi)
     ramp = (waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    kept = ramp.clamp(0.0, 1.0)  # share of the unstretched frequency
-    return 1.0 / (kept + (1.0 - kept) / rope.factor)
+    return _blended(ramp, rope.factor)
+
+
+def _yarn_divisors(rope: RopeConfig, num_frequencies: int) -> Tensor:
+    """YaRN's rule (Peng et al. 2023): as llama3's, but the ramp is linear in the frequency's index."""
+
+    def index_of(turns: float) -> float:
+        """The frequency that turns so often in the original context."""
+        wavelength = rope.original_max_positions / turns
+        return num_frequencies * math.log(wavelength / (2 * math.pi)) / math.log(rope.theta)
+
+    kept_to, stretched_from = index_of(rope.beta_fast), index_of(rope.beta_slow)
+    if rope.truncate:
+        kept_to, stretched_from = math.floor(kept_to), math.ceil(stretched_from)
+    kept_to, stretched_from = max(kept_to, 0), min(stretched_from, 2 * num_frequencies - 1)
+    width = (stretched_from - kept_to) or 0.001
+    ramp = 1.0 - (torch.arange(num_frequencies, dtype=torch.float32) - kept_to) / width
+    return _blended(ramp, rope.factor)
+
+
+def _blended(ramp: Tensor, factor: float) -> Tensor:
+    """Divisors where a share `ramp`, cut to [0, 1], of a frequency is kept and the rest is stretched."""
+    kept = ramp.clamp(0.0, 1.0)
+    return 1.0 / (kept + (1.0 - kept) / factor)

@@ -24,6 +24,7 @@ def apply(
     parameters: Mapping[str, Tensor],
     *,
     ignored: Collection[str],
+    prefix: str = "",
 ) -> None:
     """Fills a model's parameters with this rank's parts of a checkpoint.
 
@@ -33,12 +34,13 @@ def apply(
         parameters: the tensors to fill in place, by the dotted name that targets use. Values are
             cast to their dtype and moved to their device.
         ignored: checkpoint names that may be there and are not needed.
+        prefix: what the model's names begin with; others belong to other towers, and are left alone.
 
     Raises:
         ModelError: the checkpoint lacks tensors, has unknown ones, or one has another shape. Nothing
             has been read then.
     """
-    found = _by_name(checkpoint, targets)
+    found = {n: t for n, t in _by_name(checkpoint, targets).items() if n.startswith(prefix)}
     _check_names(checkpoint.where, wanted=targets.keys(), found=found.keys() - set(ignored))
     for name, target in targets.items():
         _check_shape(found[name], target)
@@ -89,9 +91,11 @@ def _check_shape(tensor: LazyTensor, target: Target) -> None:
 
 def _fill(tensor: LazyTensor, target: Target, parameters: Mapping[str, Tensor]) -> Counter[str]:
     """Copies one part to its place, and counts the elements."""
-    rows = slice(target.at, target.at + target.take[0].size)
+    if target.parameter is None:
+        return Counter()
     with torch.no_grad():
-        place = parameters[target.parameter][rows]
+        place = parameters[target.parameter][target.within]
+        place = place[target.at : target.at + target.take[0].size]
         # copy_ would broadcast, and fill a place that does not fit
         assert place.shape == target.taken_shape, f"{target} has no room in {target.parameter}"
         if place.numel():

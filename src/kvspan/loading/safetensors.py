@@ -13,8 +13,12 @@ from typing import Any, Protocol
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from kvspan.config.model import text_config
 from kvspan.errors import ModelError
 from kvspan.loading.hf_files import read_json, read_raw_config
+from kvspan.loading.lazy import LazyTensor
+from kvspan.loading.quantised import joined, parse_scheme
+from kvspan.loading.schemes import Scheme
 from kvspan.topology import Span
 
 SINGLE = "model.safetensors"
@@ -48,12 +52,14 @@ class SafetensorsSlice:
         name: its name in the file.
         shape: its whole shape.
         where: the file.
+        dtype: as the file calls it, e.g. `BF16`.
         handle: the open file.
     """
 
     name: str
     shape: tuple[int, ...]
     where: str
+    dtype: str
     handle: _File
 
     def read(self, take: Sequence[Span]) -> Tensor:
@@ -70,18 +76,31 @@ class SafetensorsCheckpoint:
         raw_config: what its `config.json` says.
         where: the directory.
         shards: file -> names that the index puts there; without an index it puts none.
+        scheme: how weights are stored; None = as they are.
     """
 
     raw_config: Mapping[str, Any]
     where: str
     shards: Mapping[Path, Sequence[str]]
+    scheme: Scheme | None = None
 
-    def tensors(self, _wanted: Mapping[str, tuple[int, ...]], /) -> Iterator[SafetensorsSlice]:
-        """All tensors of all shards, file by file.
+    def tensors(self, _wanted: Mapping[str, tuple[int, ...]], /) -> Iterator[LazyTensor]:
+        """All weights of all shards, file by file.
 
         Raises:
-            ModelError: a file is broken, lacks what the index promises, or holds other than floats.
+            ModelError: a file is broken, lacks what the index promises, or holds other than floats and
+                the parts of quantised weights.
         """
+        stored = self._stored()
+        for tensor in stored if self.scheme is None else joined(stored, self.scheme):
+            if isinstance(tensor, SafetensorsSlice) and tensor.dtype not in _FLOATS:
+                raise ModelError(
+                    f"{tensor.where}: the tensor {tensor.name} has dtype {tensor.dtype} (kvspan reads "
+                    f"{', '.join(sorted(_FLOATS))})."
+                )
+            yield tensor
+
+    def _stored(self) -> Iterator[SafetensorsSlice]:
         for path, promised in self.shards.items():
             handle = _open(path)
             names = handle.keys()
@@ -100,13 +119,9 @@ def open_safetensors(directory: Path) -> SafetensorsCheckpoint:
         ModelError: a file is missing, or the weights are quantised in a way kvspan does not know.
     """
     raw_config = read_raw_config(directory)
-    if (quantised := raw_config.get("quantization_config")) is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        raise ModelError(
-            f'{directory}: the weights are quantised ("{method}"); kvspan reads safetensors of '
-            "bfloat16, float16 and float32, and quantised weights from GGUF files."
-        )
-    return SafetensorsCheckpoint(raw_config, str(directory), _find_shards(directory))
+    config = text_config(raw_config, where=str(directory))
+    scheme = parse_scheme(config, where=str(directory))
+    return SafetensorsCheckpoint(raw_config, str(directory), _find_shards(directory), scheme)
 
 
 def _find_shards(directory: Path) -> dict[Path, list[str]]:
@@ -163,8 +178,4 @@ def _diagnosis(path: Path) -> str | None:
 
 def _tensor(path: Path, handle: _File, name: str) -> SafetensorsSlice:
     tensor = handle.get_slice(name)
-    if (dtype := tensor.get_dtype()) not in _FLOATS:
-        raise ModelError(
-            f"{path}: the tensor {name} has dtype {dtype} (kvspan reads {', '.join(sorted(_FLOATS))})."
-        )
-    return SafetensorsSlice(name, tuple(tensor.get_shape()), str(path), handle)
+    return SafetensorsSlice(name, tuple(tensor.get_shape()), str(path), tensor.get_dtype(), handle)

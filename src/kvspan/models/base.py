@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.contract import Kernel, KeyIndex
-from kvspan.attention.kv_store import KvStore, Writes
+from kvspan.attention.kv_store import CacheStore, Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
 from kvspan.layers.parameter import Target
@@ -42,6 +42,7 @@ class RankContext:
         dcp: ranks that share sequences.
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group, or a part, gathered.
+        expert_parallel: whether a rank keeps whole experts, or a part of each.
         kernel: attention over this rank's shard.
         block_size: B.
         storage: dtype of weights and activations, and the device of everything.
@@ -54,6 +55,7 @@ class RankContext:
     dcp: Group
     exchange: str
     replicate_q: bool
+    expert_parallel: bool
     kernel: Kernel
     block_size: int
     storage: Storage
@@ -83,7 +85,7 @@ class Model(Protocol):
         """Checkpoint names that may be there and are not needed."""
         ...
 
-    def kv_stores(self) -> list[KvStore]:
+    def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer, to be allocated once its size is known."""
         ...
 

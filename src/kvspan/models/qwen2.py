@@ -2,9 +2,10 @@
 
 from kvspan.config.model import ModelConfig
 from kvspan.models.base import RankContext
-from kvspan.models.dense import DenseDecoder, DenseTraits
+from kvspan.models.decoder import Decoder
+from kvspan.models.dense import DenseTraits, dense_decoder
 
 
-def qwen2(config: ModelConfig, context: RankContext) -> DenseDecoder:
+def qwen2(config: ModelConfig, context: RankContext) -> Decoder:
     """Llama with a bias on q, k and v, whatever its config says of biases."""
-    return DenseDecoder(config, DenseTraits(qkv_bias=True), context)
+    return dense_decoder(config, DenseTraits(qkv_bias=True), context)

@@ -2,10 +2,11 @@
 
 from kvspan.config.model import ModelConfig
 from kvspan.models.base import RankContext
-from kvspan.models.dense import DenseDecoder, DenseTraits
+from kvspan.models.decoder import Decoder
+from kvspan.models.dense import DenseTraits, dense_decoder
 
 
-def qwen3(config: ModelConfig, context: RankContext) -> DenseDecoder:
+def qwen3(config: ModelConfig, context: RankContext) -> Decoder:
     """Llama with an RMSNorm over each head of q and k."""
     traits = DenseTraits(qkv_bias=config.attention_bias, o_bias=config.attention_bias, qk_norm=True)
-    return DenseDecoder(config, traits, context)
+    return dense_decoder(config, traits, context)

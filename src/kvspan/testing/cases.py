@@ -10,6 +10,8 @@ from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex, Need
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
@@ -32,6 +34,8 @@ class AttentionCase:
         name: what is special about it.
         heads: (query heads, KV heads).
         head_dim: D.
+        value_dim: Dv; None = D.
+        latent: whether values are the first Dv columns of the keys.
         block_size: B.
         dtype: of queries, keys and values.
         sequences: rows and what they see.
@@ -44,17 +48,22 @@ class AttentionCase:
     block_size: int
     dtype: torch.dtype
     sequences: tuple[SequenceRows, ...]
+    value_dim: int | None = None
+    latent: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
         heads, kv_heads = self.heads
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.name}-gqa{heads}x{kv_heads}-hd{self.head_dim}-B{self.block_size}-{dtype}"
+        dims = f"hd{self.head_dim}" + (f"v{self.value_dim}" if self.value_dim else "")
+        kind = "mla" if self.latent else "gqa"
+        return f"{self.name}-{kind}{heads}x{kv_heads}-{dims}-B{self.block_size}-{dtype}"
 
     @property
     def need(self) -> Need:
         """What a kernel must be able to do."""
-        return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=self.head_dim)
+        value_dim = self.value_dim or self.head_dim
+        return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=value_dim)
 
     def inputs(self, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, KeyIndex, float]:
         """Arguments of a `contract.Kernel`. Slots that no row may see hold NaN."""
@@ -63,15 +72,16 @@ class AttentionCase:
         num_blocks = sum(counts) + 3
         order = torch.randperm(num_blocks, generator=generator)
         heads, kv_heads = self.heads
-        shape = (num_blocks, kv_heads, self.block_size, self.head_dim)
-        keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in range(2))
+        shape = (num_blocks, kv_heads, self.block_size)
+        dims = (self.need.head_dim, self.need.value_dim)
+        keys, values = (torch.full((*shape, dim), torch.nan, dtype=self.dtype) for dim in dims)
         tables = [order[a:b] for a, b in pairwise(np.cumsum([0, *counts]))]
         for sequence, table in zip(self.sequences, tables, strict=True):
-            for token in range(max(sequence.last, default=0)):
-                place = (table[token // self.block_size], slice(None), token % self.block_size)
-                for cache in (keys, values):
-                    content = torch.randn(kv_heads, self.head_dim, generator=generator)
-                    cache[place] = content.to(self.dtype)
+            token = torch.arange(max(sequence.last, default=0))
+            place = (table[token // self.block_size], slice(None), token % self.block_size)
+            for cache in (keys, values):
+                content = torch.randn(len(token), kv_heads, cache.shape[-1], generator=generator)
+                cache[place] = content.to(self.dtype)
         starts = np.cumsum([0, *(len(s.last) for s in self.sequences)]).tolist()
         query = torch.randn(starts[-1], heads, self.head_dim, generator=generator).to(self.dtype)
         index = KeyIndex(
@@ -81,23 +91,52 @@ class AttentionCase:
             last=np.array([x for s in self.sequences for x in s.last], dtype=np.int64),
         )
         scale = self.head_dim**-0.5
-        return query.to(device), keys.to(device), values.to(device), index, scale
+        keys, values = keys.to(device), values.to(device)
+        return query.to(device), keys, keys[..., : dims[1]] if self.latent else values, index, scale
 
 
 def attention_cases() -> Iterator[AttentionCase]:
     """Cases that every kernel must get right, or refuse."""
-    shapes = (((1, 1), 8), ((4, 4), 16), ((9, 3), 64), ((8, 1), 32), ((6, 2), 80))
     for name, sequences in _ROWS.items():
-        for heads, head_dim in shapes:
-            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for heads, head_dim, value_dim, latent in _SHAPES:
+            for dtype in DTYPES:
                 yield AttentionCase(
                     name=name,
                     heads=heads,
                     head_dim=head_dim,
+                    value_dim=value_dim,
+                    latent=latent,
                     block_size=8,
                     dtype=dtype,
                     sequences=sequences,
                 )
+    for name in ("decode", "mixed"):
+        for heads, head_dim, value_dim, block_size in _WIDE:
+            for dtype in DTYPES:
+                yield AttentionCase(
+                    name=name,
+                    heads=heads,
+                    head_dim=head_dim,
+                    value_dim=value_dim,
+                    latent=value_dim is not None,
+                    block_size=block_size,
+                    dtype=dtype,
+                    sequences=_ROWS[name],
+                )
+
+
+_SHAPES: tuple[tuple[tuple[int, int], int, int | None, bool], ...] = (
+    ((1, 1), 8, None, False),
+    ((4, 4), 16, None, False),
+    ((9, 3), 64, None, False),
+    ((8, 1), 32, None, False),
+    ((6, 2), 80, None, False),
+    ((4, 2), 24, 16, False),
+    ((4, 2), 16, 24, False),
+    ((5, 1), 40, 32, True),
+    ((2, 1), 576, 512, True),
+)
+"""(query heads, KV heads), head_dim, value_dim, whether values are a part of the keys."""
 
 
 def _decode(*lens: int) -> tuple[SequenceRows, ...]:
@@ -107,6 +146,17 @@ def _decode(*lens: int) -> tuple[SequenceRows, ...]:
 def _rows(last: Sequence[int], first: Sequence[int] | None = None) -> SequenceRows:
     return SequenceRows(tuple(first or [0] * len(last)), tuple(last))
 
+
+_WIDE = (
+    ((4, 1), 72, None, 24),
+    ((4, 2), 96, None, 16),
+    ((10, 2), 128, None, 64),
+    ((3, 1), 192, 128, 16),
+    ((2, 2), 256, None, 8),
+    ((16, 1), 576, 512, 16),
+    ((128, 1), 576, 512, 64),
+)
+"""Heads, D, Dv where values are a view of the keys, B: sizes of models, and some of none."""
 
 _ROWS: dict[str, tuple[SequenceRows, ...]] = {
     "decode": _decode(1, 65, 8, 40),

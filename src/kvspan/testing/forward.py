@@ -24,7 +24,7 @@ from kvspan.testing.ranks import Call, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 
-BLOCKS_PER_POOL = 64
+BLOCKS_PER_POOL = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,7 @@ class ForwardCase:
         interleave: I.
         exchange: `a2a` or `ag_rs`.
         replicate_q: whether queries are projected whole on each rank of a DCP group.
+        expert_parallel: whether a rank keeps whole experts, or a part of each.
         chunk: tokens of each sequence computed in a step.
         dtype: of weights, activations and cache.
     """
@@ -46,6 +47,7 @@ class ForwardCase:
     interleave: int = 8
     exchange: str = "a2a"
     replicate_q: bool = False
+    expert_parallel: bool = False
     chunk: int = 10_000
     dtype: torch.dtype = torch.float32
 
@@ -54,7 +56,8 @@ class ForwardCase:
         query = "replicate" if self.replicate_q else "gather"
         chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
         placement = f"T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
-        return f"{placement}-{self.exchange}-{query}{chunk}"
+        experts = "-ep" if self.expert_parallel else ""
+        return f"{placement}-{self.exchange}-{query}{experts}{chunk}"
 
     @property
     def layout(self) -> CacheLayout:
@@ -98,7 +101,8 @@ def _rank(
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
     cpu = torch.device("cpu")
-    need = Need(device="cpu", dtype=case.dtype, head_dim=config.head_dim, value_dim=config.head_dim)
+    dims = config.head_dims
+    need = Need(device="cpu", dtype=case.dtype, head_dim=dims.key, value_dim=dims.value)
     model = build_model(
         config,
         RankContext(
@@ -108,6 +112,7 @@ def _rank(
             dcp=counting.group(case.topology.dcp_groups()),
             exchange=case.exchange,
             replicate_q=case.replicate_q,
+            expert_parallel=case.expert_parallel,
             kernel=choose_kernel(need),
             block_size=case.block_size,
             storage=Storage(case.dtype, cpu),
@@ -115,7 +120,11 @@ def _rank(
         ),
     )
     apply(
-        checkpoint, model.weight_targets(), model.parameters_by_name(), ignored=model.ignored_weights()
+        checkpoint,
+        model.weight_targets(),
+        model.parameters_by_name(),
+        ignored=model.ignored_weights(),
+        prefix=config.tensor_prefix,
     )
     for store in model.kv_stores():
         store.allocate(BLOCKS_PER_POOL)

@@ -48,7 +48,13 @@ class Worker:
         model, resolved = self._model, self._resolved
         checkpoint = resolve(resolved.model, resolved.load_format, seed=resolved.seed)
         parameters = model.parameters_by_name()
-        apply(checkpoint, model.weight_targets(), parameters, ignored=model.ignored_weights())
+        apply(
+            checkpoint,
+            model.weight_targets(),
+            parameters,
+            ignored=model.ignored_weights(),
+            prefix=resolved.model_config.tensor_prefix,
+        )
         return RankReport(
             rank=self._rank,
             weight_bytes=sum(p.numel() * p.itemsize for p in parameters.values()),
@@ -89,7 +95,8 @@ class Worker:
 def _context(resolved: Resolved, world: World, device: torch.device) -> RankContext:
     topology, config = resolved.topology, resolved.model_config
     kv_dtype = torch_dtype(resolved.kv_dtype)
-    need = Need(device=device.type, dtype=kv_dtype, head_dim=config.head_dim, value_dim=config.head_dim)
+    dims = config.head_dims
+    need = Need(device=device.type, dtype=kv_dtype, head_dim=dims.key, value_dim=dims.value)
     return RankContext(
         topology=topology,
         rank=world.rank,
@@ -97,6 +104,7 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         dcp=world.group(topology.dcp_groups()),
         exchange=resolved.exchange,
         replicate_q=resolved.replicate_q,
+        expert_parallel=resolved.expert_parallel,
         kernel=choose_kernel(need),
         block_size=resolved.block_size,
         storage=Storage(torch_dtype(resolved.dtype), device),

@@ -103,7 +103,6 @@ def test_values(name: str, given: Any, kept: object) -> None:
         ({"max_model_len": "0.3K"}, ["--max-model-len 0.3K", "32k"]),
         ({"max_num_seqs": 0}, ["--max-num-seqs 0", "at least 1"]),
         ({"async_scheduling": True}, ["--async-scheduling is refused", "leave it out"]),
-        ({"enable_expert_parallel": True}, ["--enable-expert-parallel is refused", "leave it out"]),
         ({"enable_prefix_caching": "no"}, ["--enable-prefix-caching no", "true nor false"]),
         ({"seed": -1}, ["--seed -1", "from 0"]),
         ({"hf_overrides": "{"}, ["--hf-overrides {", "JSON"]),

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from kvspan.config.model import RopeConfig, parse_model_config
+from kvspan.config.model import parse_model_config
+from kvspan.config.rope import RopeConfig
 from kvspan.errors import ModelError
 
 MODELS = Path(__file__).parents[2] / "data" / "models"
@@ -78,6 +79,10 @@ def test_rope_kinds() -> None:
     assert rope_of(rope_parameters={"rope_type": "default", "rope_theta": 3.0}) == RopeConfig(theta=3.0)
     linear = rope_of(rope_scaling={"type": "linear", "factor": 4})
     assert linear == RopeConfig(kind="linear", theta=5e5, factor=4.0)
+    yarn = rope_of(rope_scaling={"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768})
+    assert (yarn.kind, yarn.factor, yarn.original_max_positions) == ("yarn", 4.0, 32768)
+    assert (yarn.beta_fast, yarn.beta_slow, yarn.truncate) == (32.0, 1.0, True)
+    assert yarn.amplitude == pytest.approx(1.1386294)  # 0.1 ln 4 + 1
     divided = rope_of(rope_scaling={"rope_type": "divisors", "divisors": [1, 2.5]})
     assert divided == RopeConfig(kind="divisors", theta=5e5, divisors=(1.0, 2.5))
 
@@ -85,7 +90,8 @@ def test_rope_kinds() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rope_type": "yarn", "factor": 4.0}, 'config.json: unknown rope type "yarn"'),
+        ({"rope_type": "longrope", "factor": 4.0}, 'config.json: unknown rope type "longrope"'),
+        ({"rope_type": "yarn"}, 'the key "factor" is missing'),
         ({"type": "dynamic", "factor": 4.0}, 'unknown rope type "dynamic"'),
         ({"rope_type": "linear"}, 'rope settings.: the key "factor" is missing'),
         ({"rope_type": "linear", "factor": "4"}, "\"factor\" has the unexpected value '4'"),
@@ -95,7 +101,15 @@ def test_rope_kinds() -> None:
         ),
         ({"rope_type": "divisors"}, 'the key "divisors" is missing'),
     ],
-    ids=["yarn", "dynamic", "no-factor", "text-factor", "half-llama3", "no-divisors"],
+    ids=[
+        "longrope",
+        "yarn-no-factor",
+        "dynamic",
+        "no-factor",
+        "text-factor",
+        "half-llama3",
+        "no-divisors",
+    ],
 )
 def test_rope_settings_that_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=sentence):

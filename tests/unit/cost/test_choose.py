@@ -309,3 +309,30 @@ def test_an_amount_of_memory_leaves_no_fraction_to_explain() -> None:
     assert run.kv_budget_bytes == 1 << 30
     assert "kv_fraction" not in run.why
     assert math.isclose(run.kv_fraction, 0.4)
+
+
+def latent(num_heads: int) -> ModelConfig:
+    return model("DeepSeek-V2-Lite", num_attention_heads=num_heads)
+
+
+def test_latent_attention_has_one_kv_head_whatever_its_config_says() -> None:
+    run = chosen(of=model("Kimi-K2.6"), **ranks(8, 8))
+    assert run.why["layout"].startswith("copies: each rank keeps 1 of 1 KV heads for 1/8")
+
+
+def test_a_scatter_of_latents_needs_whole_heads() -> None:
+    assert chosen(of=latent(16), dcp_comm_backend="ag_rs", **ranks(8, 8)).exchange == "ag_rs"
+    assert chosen(of=latent(9), **ranks(2, 2)).exchange == "a2a"
+    with pytest.raises(ConfigError) as caught:
+        chosen(of=latent(9), dcp_comm_backend="ag_rs", **ranks(2, 2))
+    assert str(caught.value) == (
+        "--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and 9 heads of 128 "
+        "over --decode-context-parallel-size 2 are cut inside a head: use a2a or auto."
+    )
+
+
+def test_latents_travel_for_every_head_that_a_piece_touches() -> None:
+    sizes = {"num_heads": 9, "head_dim": 128, "dcp_size": 2, "latent_dim": 512}
+    # Pieces of 4.5 heads touch 5 each, the middle one twice.
+    assert a2a_bytes_per_row(**sizes, dtype_bytes=2) == 5 * (512 * 2 + 4)
+    assert ag_rs_bytes_per_row(**sizes) == 9 * 4 + 5 * 512 * 4

@@ -56,6 +56,9 @@ def reports(plan_for: Resolved, *free: int, weights: int = 0) -> list[RankReport
         ("Llama-3.1-70B", 327680),
         ("Qwen2.5-72B", 327680),
         ("Qwen3-235B-A22B", 192512),
+        ("DeepSeek-V2-Lite", 31104),
+        ("DeepSeek-R1", 70272),
+        ("Kimi-K2.6", 70272),
     ],
 )
 def test_bytes_per_token_of_known_models(name: str, num_bytes: int) -> None:
@@ -66,6 +69,8 @@ def test_bytes_per_token_of_known_models(name: str, num_bytes: int) -> None:
 @pytest.mark.parametrize(
     ("name", "tp_size", "dcp_size", "local", "on_average"),
     [
+        ("DeepSeek-R1", 8, 1, 70272, 70272.0),  # one latent for all 128 heads
+        ("DeepSeek-R1", 8, 8, 70272, 8784.0),
         ("Qwen3-235B-A22B", 8, 1, 48128, 48128.0),
         ("Qwen3-235B-A22B", 8, 2, 48128, 24064.0),
         ("Llama-3.1-70B", 8, 1, 40960, 40960.0),  # one of 8 KV heads

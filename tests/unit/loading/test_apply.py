@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvspan.errors import ModelError
-from kvspan.layers.parameter import Target, sliced, whole
+from kvspan.layers.parameter import Target, elsewhere, sliced, whole
 from kvspan.loading.apply import apply
 from kvspan.topology import Span, cut
 
@@ -141,3 +141,27 @@ def test_a_part_that_has_no_room_is_our_own_fault(checkpoint: FakeCheckpoint) ->
     parameters["norm"] = torch.empty(6, 6)  # copy_ would broadcast
     with pytest.raises(AssertionError, match="norm"):
         apply(checkpoint, targets, parameters, ignored=())
+
+
+def test_stacked_parts_have_their_place_and_others_are_not_read() -> None:
+    """Two of three experts are kept, stacked, each by some of its columns."""
+    held = [FakeTensor(f"e{i}", torch.rand(4, 6)) for i in range(3)]
+    targets = {f"e{i}": sliced("e", (4, 6), dim=1, part=Span(2, 5), within=(i,)) for i in range(2)}
+    parameters = {"e": torch.full((2, 4, 3), torch.nan)}
+    apply(FakeCheckpoint(held), {**targets, "e2": elsewhere((4, 6))}, parameters, ignored=())
+    for i in range(2):
+        assert torch.equal(parameters["e"][i], held[i].values[:, 2:5])
+    assert not held[2].reads
+
+
+def test_tensors_of_other_towers_are_left_alone(checkpoint: FakeCheckpoint) -> None:
+    for tensor in checkpoint.held:
+        tensor.name = f"text.{tensor.name}"
+    tower = FakeTensor("vision.a", torch.rand(3))
+    checkpoint.held.append(tower)
+    targets, parameters = rank_of_three(0)
+    prefixed = {f"text.{name}": target for name, target in targets.items()}
+    with pytest.raises(ModelError, match=r"has 1 tensor \(vision.a\)"):
+        apply(checkpoint, prefixed, parameters, ignored=())
+    apply(checkpoint, prefixed, parameters, ignored=(), prefix="text.")
+    assert not tower.reads

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvspan.loading.safetensors import open_safetensors
 from kvspan.testing.checkpoints import random_weights, weight_shapes, write_checkpoint
+from kvspan.testing.tiny import TINY
 
 Config = Callable[..., dict[str, Any]]
 KINDS = [
@@ -32,6 +34,17 @@ def test_names_and_shapes_are_those_that_transformers_saves(
     if raw_config["tie_word_embeddings"]:
         del expected["lm_head.weight"]
     assert weight_shapes(raw_config) == expected
+
+
+@pytest.mark.parametrize("name", [n for n, raw in TINY.items() if "moe_intermediate_size" in raw])
+def test_names_and_shapes_of_experts_are_those_that_transformers_saves(
+    name: str, tmp_path: Path
+) -> None:
+    """In memory transformers stacks experts; in files each has its own tensors."""
+    architecture = getattr(transformers, TINY[name]["architectures"][0])
+    architecture(architecture.config_class(**TINY[name])).save_pretrained(tmp_path)
+    found = {t.name: t.shape for t in open_safetensors(tmp_path).tensors({})}
+    assert weight_shapes(TINY[name]) == found
 
 
 def test_weights_are_fixed_by_the_seed_and_nothing_is_left_at_a_neutral_value(config: Config) -> None:

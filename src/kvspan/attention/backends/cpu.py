@@ -84,6 +84,7 @@ class NativeKernel:
         self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
+        assert query.dtype == keys.dtype == values.dtype, "the native kernels read one dtype"
         rows, heads, head_dim = query.shape
         _, kv_heads, block_size, value_dim = values.shape
         out = query.new_empty(rows, heads, value_dim)
@@ -108,11 +109,11 @@ class NativeKernel:
             value_dim,
             block_size,
             len(flat.row_starts) - 1,
-            flat.row_starts.ctypes.data,
-            flat.table_starts.ctypes.data,
-            flat.blocks.ctypes.data,
-            index.first.ctypes.data,
-            index.last.ctypes.data,
+            flat.row_starts.data_ptr(),
+            flat.table_starts.data_ptr(),
+            flat.blocks.data_ptr(),
+            flat.first.data_ptr(),
+            flat.last.data_ptr(),
             out.data_ptr(),
             lse.data_ptr(),
         )

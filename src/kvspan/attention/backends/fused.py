@@ -28,20 +28,22 @@ class FusedKernel:
     capabilities = Capabilities(
         devices=("cpu", "cuda"),
         dtypes=(torch.float32, torch.bfloat16, torch.float16),
-        equal_dims=True,
     )
 
     def __call__(
         self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
-        out = torch.zeros_like(query)
+        out = query.new_zeros(*query.shape[:2], values.shape[-1])
         lse = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
         for rows, table in index.sequences():
             num_keys = int(index.last[rows].max(initial=0))
             if num_keys == 0:  # the fused operators divide by the number of keys
                 continue
-            k, v = (_dense(blocks, table, num_keys) for blocks in (keys, values))
+            k = _dense(keys, table, num_keys)
+            # A value that is the beginning of its key needs no second copy: the columns after it are
+            # computed too, and dropped.
+            v = k if _begin_with(keys, values) else _dense(values, table, num_keys)
             for tile in _tiles(rows, query.shape[1] // keys.shape[1]):
                 self._tile(query, k, v, index, tile, scale, out, lse)
         return out, lse
@@ -70,8 +72,14 @@ class FusedKernel:
         part, part_lse = merge_shards(
             torch.stack([o[:, 0] for o, _ in parts]), torch.stack([m[:, 0] for _, m in parts])
         )
-        out[rows] = part.view(kv_heads, group, n, dim).permute(2, 0, 1, 3).flatten(1, 2)
+        part = part[..., : out.shape[-1]].reshape(kv_heads, group, n, -1)  # less what was padded
+        out[rows] = part.permute(2, 0, 1, 3).flatten(1, 2)
         lse[rows] = part_lse.view(kv_heads, group, n).permute(2, 0, 1).flatten(1, 2)
+
+
+def _begin_with(keys: Tensor, values: Tensor) -> bool:
+    """Whether the values are a view of the first columns of the keys."""
+    return values.data_ptr() == keys.data_ptr() and values.stride() == keys.stride()
 
 
 def _dense(blocks: Tensor, table: Tensor, num_keys: int) -> Tensor:
@@ -114,7 +122,12 @@ def _key_ranges(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None, group: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Fused attention and its natural-log LSE; `sees` [n, K] holds for each of `group` heads."""
+    """Fused attention and its natural-log LSE; `sees` [n, K] holds for each of `group` heads.
+
+    The operators want queries, keys and values of one width: narrower ones get zeros, which change no
+    score, and columns of zeros in the output.
+    """
+    q, k, v = (_padded(x, max(k.shape[-1], v.shape[-1])) for x in (q, k, v))
     bias = None
     if sees is not None:
         sees = sees.repeat(group, 1)
@@ -138,6 +151,10 @@ def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -
         q, k, v, mask, True, 0.0, False, scale=scale
     )
     return out, lse[..., : q.shape[2]]  # the operator pads the rows of its LSE
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(x, (0, width - x.shape[-1]))
 
 
 def _aligned(bias: Tensor) -> Tensor:

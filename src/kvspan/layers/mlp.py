@@ -1,0 +1,66 @@
+"""The SiLU-gated MLP, its inner dim shared over a group. Knows groups; knows no models."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvspan.comm.group import Group
+from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
+from kvspan.layers.parameter import Target, linear_targets
+from kvspan.topology import cut
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), of which a rank keeps a part of the inner dim.
+
+    Args:
+        hidden_size: width of input and output.
+        inner_size: of the inner dim, over all ranks.
+        bias: whether the linear layers have one.
+        group: the ranks that share the inner dim.
+    """
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, *, bias: bool, group: Group, storage: Storage
+    ) -> None:
+        super().__init__()
+        self.shape, self.bias = (inner_size, hidden_size), bias
+        self.part = cut(inner_size, parts=group.size, index=group.rank)
+        self.gate_up = ColumnLinear(hidden_size, 2 * self.part.size, bias=bias, storage=storage)
+        self.down = RowLinear(self.part.size, hidden_size, bias=bias, group=group, storage=storage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, hidden_size]."""
+        result: Tensor = self.down(self._inner(x))
+        return result
+
+    def summand(self, x: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, hidden_size], what this rank adds to the sum over the group."""
+        return self.down.summand(self._inner(x))
+
+    def _inner(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        inner: Tensor = F.silu(gate) * up
+        return inner
+
+    def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
+        """Targets: fused gate and up here, two tensors in the checkpoint."""
+        inner, size = self.shape
+        targets: dict[str, Target] = {}
+        for name, at in (("gate_proj", 0), ("up_proj", self.part.size)):
+            targets |= linear_targets(
+                f"{theirs}{name}",
+                f"{ours}gate_up",
+                (inner, size),
+                dim=0,
+                part=self.part,
+                at=at,
+                bias=self.bias,
+            )
+        return targets | linear_targets(
+            f"{theirs}down_proj",
+            f"{ours}down",
+            (size, inner),
+            dim=1,
+            part=self.part,
+            bias=self.bias,
+        )

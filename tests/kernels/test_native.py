@@ -1,0 +1,214 @@
+"""The native kernels on every instruction set there is: random shapes, long contexts, threads."""
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvspan.attention.backends.cpu import NativeKernel, NativePath, native_path
+from kvspan.attention.backends.reference import ReferenceKernel
+from kvspan.config.environment import CPU_ISA, CPU_ISAS
+from kvspan.testing.cases import DTYPES, AttentionCase, SequenceRows, attention_cases
+from kvspan.testing.tolerance import assert_within
+
+WITHOUT = NativePath(None, "the native extension cannot be imported (it was not built)")
+
+
+def kernel_of(isa: str) -> NativeKernel:
+    native = pytest.importorskip("kvspan._native")
+    if not native.available(native.Isa[isa]):
+        pytest.skip(f"this build or processor has no {isa}")
+    return NativeKernel(NativePath(isa, "the test asks for it"))
+
+
+@pytest.fixture(params=CPU_ISAS)
+def kernel(request: pytest.FixtureRequest) -> NativeKernel:
+    return kernel_of(request.param)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def assert_right(kernel: NativeKernel, case: AttentionCase) -> None:
+    """Compares with the reference; the LSE as exactly as in float32 for every dtype."""
+    out, lse = kernel(*case.inputs())
+    wanted, wanted_lse = ReferenceKernel()(*case.inputs())
+    assert_within(out, wanted, "attention", case.dtype)
+    assert_within(lse, wanted_lse, "lse", torch.float32)
+
+
+@pytest.mark.parametrize("case", list(attention_cases()), ids=str)
+def test_every_instruction_set_equals_the_reference(kernel: NativeKernel, case: AttentionCase) -> None:
+    assert_right(kernel, case)
+
+
+@st.composite
+def rows_of_a_sequence(draw: st.DrawFn) -> SequenceRows:
+    bounds = st.integers(0, 300)
+    last = draw(st.lists(bounds, min_size=0, max_size=7))
+    first = [draw(st.integers(0, x)) if draw(st.booleans()) else 0 for x in last]
+    return SequenceRows(tuple(first), tuple(last))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> AttentionCase:
+    head_dim = 8 * draw(st.integers(1, 20))
+    narrower = st.integers(1, head_dim // 8).map(lambda n: 8 * n)
+    kv_heads = draw(st.integers(1, 3))
+    return AttentionCase(
+        name="random",
+        heads=(kv_heads * draw(st.integers(1, 20)), kv_heads),
+        head_dim=head_dim,
+        value_dim=(value_dim := draw(st.none() | narrower)),
+        latent=value_dim is not None,
+        block_size=8 * draw(st.integers(1, 5)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        sequences=tuple(draw(st.lists(rows_of_a_sequence(), max_size=4))),
+        seed=draw(st.integers(0, 99)),
+    )
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@settings(deadline=None, max_examples=60)
+@given(case=cases())
+def test_random_shapes_equal_the_reference(isa: str, case: AttentionCase) -> None:
+    assert_right(kernel_of(isa), case)
+
+
+def decode_case(*lens: int, dtype: torch.dtype = torch.bfloat16) -> AttentionCase:
+    return AttentionCase(
+        name="decode",
+        heads=(6, 2),
+        head_dim=64,
+        block_size=16,
+        dtype=dtype,
+        sequences=tuple(SequenceRows((0,), (n,)) for n in lens),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_split_over_threads_are_merged(
+    kernel: NativeKernel, threads: int, dtype: torch.dtype
+) -> None:
+    assert_right(kernel, decode_case(5000, 1, 0, 700, dtype=dtype))
+
+
+def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel) -> None:
+    rows = SequenceRows((0, 150, 158), (2, 151, 160))
+    case = replace(decode_case(), sequences=(rows,))
+    query, keys, values, index, scale = case.inputs()
+    wanted = ReferenceKernel()(query, keys, values, index, scale)
+    seen = {0, 1, 150, 158, 159}
+    for token in set(range(160)) - seen:
+        place = (index.tables[0][token // 16], slice(None), token % 16)
+        keys[place] = values[place] = torch.nan
+    out, lse = kernel(query, keys, values, index, scale)
+    assert_within(out, wanted[0], "attention", case.dtype)
+    assert_within(lse, wanted[1], "lse", torch.float32)
+
+
+def test_queries_and_caches_need_not_be_contiguous(kernel: NativeKernel) -> None:
+    query, keys, values, index, scale = decode_case(100, 30).inputs()
+    wanted = kernel(query, keys, values, index, scale)
+    wide = torch.cat([query, query], dim=-1)[..., : query.shape[-1]]
+    both = torch.stack([keys, values], dim=3)  # keys and values of a slot side by side
+    got = kernel(wide, both[:, :, :, 0], both[:, :, :, 1], index, scale)
+    reversed_dims = kernel(query.flip(-1).flip(-1).mT.contiguous().mT, keys, values, index, scale)
+    assert all(map(torch.equal, got, wanted))
+    assert all(map(torch.equal, reversed_dims, wanted))
+
+
+def test_scores_far_apart_neither_overflow_nor_vanish(kernel: NativeKernel) -> None:
+    query, keys, values, index, _ = decode_case(300, dtype=torch.float32).inputs()
+    out, lse = kernel(query, keys, values, index, 200.0)
+    wanted, wanted_lse = ReferenceKernel()(query, keys, values, index, 200.0)
+    torch.testing.assert_close(lse, wanted_lse, rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(out, wanted, rtol=0.0, atol=2e-3)  # scores of 1,000s: exp of their ulps
+
+
+def test_ranks_that_are_threads_may_call_at_once(kernel: NativeKernel, threads: int) -> None:
+    given_cases = [replace(decode_case(3000 + 100 * i, 50), seed=i) for i in range(4)]
+    inputs = [case.inputs() for case in given_cases]
+    wanted = [kernel(*x) for x in inputs]
+
+    def rank(i: int) -> bool:
+        torch.set_num_threads(threads)
+        return all(all(map(torch.equal, kernel(*inputs[i]), wanted[i])) for _ in range(20))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(rank, range(4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_long_context_equals_float64(kernel: NativeKernel, threads: int, dtype: torch.dtype) -> None:
+    case = decode_case(131_072, dtype=dtype)
+    query, keys, values, index, scale = case.inputs()
+    out, lse = kernel(query, keys, values, index, scale)
+    wanted, wanted_lse = ReferenceKernel()(query.double(), keys.double(), values.double(), index, scale)
+    assert_within(out, wanted, "attention", dtype)
+    assert_within(lse, wanted_lse, "lse", torch.float32)
+
+
+def test_flat_tables_are_made_once() -> None:
+    index = decode_case(20, 5).inputs()[3]
+    assert index.flat is index.flat
+    assert index.flat.table_starts.tolist() == [0, 2, 3]
+    assert index.flat.blocks.tolist() == torch.cat(index.tables).tolist()
+    assert index.flat.first.dtype == index.flat.blocks.dtype == torch.int64
+
+
+def test_without_the_extension_the_kernel_refuses_with_the_reason() -> None:
+    case = decode_case(5)
+    assert NativeKernel(WITHOUT).capabilities.refuse(case.need) == WITHOUT.why
+
+
+def test_dims_that_are_no_multiple_of_eight_are_refused() -> None:
+    refused = kernel_of("portable").capabilities.refuse(replace(decode_case(5), head_dim=20).need)
+    assert refused == "head dim 20 (wants multiples of 8)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("portable", "portable because KVSPAN_CPU_ISA asks for it"), ("mmx", "is not one of")],
+)
+def test_the_environment_forces_a_path(asked: str, said: str) -> None:
+    code = (
+        "from kvspan.attention.backends.cpu import native_path\n"
+        "path = native_path()\n"
+        "print(path.isa, 'because', path.why)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, CPU_ISA: asked},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert said in run.stdout + run.stderr
+
+
+def test_the_best_path_is_the_widest_there_is() -> None:
+    path = native_path()
+    assert path.isa in CPU_ISAS
+    assert path.why
+
+
+def test_a_row_without_keys_is_zero_and_minus_infinity(kernel: NativeKernel) -> None:
+    out, lse = kernel(*decode_case(0).inputs())
+    assert not out.any()
+    assert (lse == -math.inf).all()

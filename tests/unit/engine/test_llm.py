@@ -1,0 +1,275 @@
+"""The offline API on a tiny model: what users of the field expect of each parameter."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvspan import LLM, ConfigError, LayoutError, ModelError, RequestError, SamplingParams
+from kvspan.loading.resolve import resolve
+from kvspan.request import FinishReason
+from kvspan.step import Step, StepResult
+from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
+from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.tiny import TINY
+
+OPTIONS = {"kv_cache_memory": "8MiB", "max_model_len": 128, "num_threads": 1, "dtype": "float32"}
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_checkpoint(directory, TINY["llama-gqa"], seed=5)
+    write_tokenizer(directory, vocab_size=203)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), **OPTIONS) as running:
+        yield running
+
+
+def test_prompts_in_every_form(llm: LLM) -> None:
+    text, ids = "hello", llm.get_tokenizer().encode("hello")
+    forms = [text, {"prompt": text}, {"prompt_token_ids": ids}, ids]
+    results = llm.generate(forms, GREEDY, use_tqdm=False)
+    assert len({r.outputs[0].token_ids for r in results}) == 1
+    assert [r.prompt for r in results] == [text, text, None, None]
+    assert all(r.prompt_token_ids == tuple(ids) and r.finished for r in results)
+    assert llm.generate(text, GREEDY, use_tqdm=False)[0].outputs[0].text == results[0].outputs[0].text
+    assert len(llm.generate(ids, GREEDY, use_tqdm=False)) == 1
+
+
+def test_chat_uses_the_models_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    (result,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert llm.get_tokenizer().decode(result.prompt_token_ids) == "[user]hi>"
+    assert len(llm.chat([messages, messages], GREEDY, use_tqdm=False)) == 2
+
+
+def test_a_stream_is_the_output_in_pieces(llm: LLM) -> None:
+    (whole,) = llm.generate("hello", GREEDY, use_tqdm=False)
+    pieces = list(llm.stream("hello", GREEDY))
+    assert "".join(piece.text for piece in pieces) == whole.outputs[0].text
+    assert pieces[-1].generation.result().outputs == whole.outputs
+
+
+def test_a_closed_stream_gives_its_blocks_back(llm: LLM) -> None:
+    free = llm.engine.core.free_tokens
+    pieces = llm.stream("hello", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    list(itertools.islice(pieces, 3))
+    assert llm.engine.core.free_tokens < free
+    pieces.close()
+    assert llm.engine.core.free_tokens == free
+    assert not llm.engine.has_work
+    llm.engine.core.check()
+
+
+def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    text = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0].text
+    stop = text[3:5]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop=[stop, "never there"])
+    (output,) = llm.generate("hello", params, use_tqdm=False)[0].outputs
+    assert output.text == text[: text.index(stop)]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+    assert len(output.token_ids) < 8
+    assert llm.engine.core.free_tokens == llm.engine.core.plan.tokens_total
+
+
+def test_a_stop_token_ends_it_and_min_tokens_puts_it_off(llm: LLM) -> None:
+    tokens = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    stop = tokens[2]
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[stop])
+    (output,) = llm.generate("hello", params, use_tqdm=False)[0].outputs
+    end = tokens.index(stop) + 1
+    assert output.token_ids == tokens[:end]
+    assert (output.finish_reason, output.stop_reason) == (FinishReason.STOP, stop)
+    later = SamplingParams(
+        temperature=0, max_tokens=8, ignore_eos=True, stop_token_ids=[stop], min_tokens=6
+    )
+    (output,) = llm.generate("hello", later, use_tqdm=False)[0].outputs
+    assert len(output.token_ids) >= 6
+    assert stop not in output.token_ids[:6]
+
+
+def test_length_ends_at_max_tokens_and_at_max_model_len(llm: LLM) -> None:
+    prompt = list(range(3, 123))  # 120 of 128 tokens
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    (output,) = llm.generate(prompt, params, use_tqdm=False)[0].outputs
+    assert (len(output.token_ids), output.finish_reason) == (8, FinishReason.LENGTH)
+    params = SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)
+    assert len(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids) == 8
+
+
+def test_several_outputs_are_drawn_from_streams_of_their_own(llm: LLM) -> None:
+    params = SamplingParams(n=3, temperature=1.5, max_tokens=8, seed=9, ignore_eos=True)
+    (result,) = llm.generate("hello", params, use_tqdm=False)
+    assert [output.index for output in result.outputs] == [0, 1, 2]
+    assert len({output.token_ids for output in result.outputs}) == 3
+    beside = llm.generate(["other", "hello"], [GREEDY, params], use_tqdm=False)[1]
+    assert beside.outputs == result.outputs
+
+
+def test_without_a_seed_requests_differ_and_engines_repeat(model: Path) -> None:
+    params = SamplingParams(temperature=1.5, max_tokens=8, ignore_eos=True)
+    runs = []
+    for _ in range(2):
+        with LLM(str(model), **OPTIONS, seed=4) as llm:
+            results = llm.generate(["hello", "hello"], params, use_tqdm=False)
+            runs.append([r.outputs[0].token_ids for r in results])
+    assert runs[0] == runs[1]
+    assert runs[0][0] != runs[0][1]
+
+
+def test_logprobs_are_the_models(llm: LLM, model: Path) -> None:
+    prompt = [7, 99, 3, 150, 42]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    (result,) = llm.generate(prompt, params, use_tqdm=False)
+    (output,) = result.outputs
+    sequence = [*prompt, *output.token_ids]
+    (logits,) = forward(resolve(str(model)), [sequence], ForwardCase()).logits
+    wanted = logits.log_softmax(-1)
+    assert result.prompt_logprobs is not None
+    assert result.prompt_logprobs[0] is None
+    assert len(result.prompt_logprobs) == len(prompt)
+    assert output.logprobs is not None
+    listed = [*result.prompt_logprobs[1:], *output.logprobs]
+    for position, entry in enumerate(listed):
+        assert entry is not None
+        token = sequence[position + 1]
+        for token_id, logprob in entry.items():
+            assert logprob.logprob == pytest.approx(wanted[position, token_id].item(), abs=1e-4)
+        best = wanted[position].argmax().item()
+        assert entry[best].rank == 1
+        assert token in entry
+    total = math.fsum(
+        entry[t].logprob for entry, t in zip(output.logprobs, output.token_ids, strict=True)
+    )
+    assert output.cumulative_logprob == pytest.approx(total)
+
+
+def test_prompt_logprobs_survive_a_warm_cache_and_chunks(model: Path) -> None:
+    prompt = torch.randint(203, (100,), generator=torch.Generator().manual_seed(1)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = []
+    for budget in (128, 16):
+        with LLM(str(model), **OPTIONS, max_num_batched_tokens=budget, max_num_seqs=8) as llm:
+            for _ in ("cold", "warm"):
+                (result,) = llm.generate(prompt, params, use_tqdm=False)
+                assert result.prompt_logprobs is not None
+                pairs = zip(result.prompt_logprobs[1:], prompt[1:], strict=True)
+                found.append([entry[t].logprob for entry, t in pairs if entry is not None])
+    assert all(len(run) == 99 for run in found)
+    for run in found[1:]:
+        assert run == pytest.approx(found[0], abs=1e-4)
+
+
+def test_a_batch_mixes_everything(llm: LLM) -> None:
+    mixed = [
+        GREEDY,
+        SamplingParams(temperature=0.7, top_k=5, seed=1, max_tokens=8, ignore_eos=True),
+        SamplingParams(temperature=1.0, top_p=0.5, min_p=0.1, seed=2, max_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0, repetition_penalty=1.3, logprobs=1, max_tokens=7, ignore_eos=True),
+        SamplingParams(temperature=0, frequency_penalty=1.0, presence_penalty=0.5, max_tokens=8),
+        SamplingParams(temperature=0, logit_bias={7: 50.0}, max_tokens=3, ignore_eos=True),
+        SamplingParams(top_k=1, max_tokens=8, ignore_eos=True),
+    ]
+    alone = [llm.generate("hello", p, use_tqdm=False)[0].outputs for p in mixed]
+    together = [r.outputs for r in llm.generate(["hello"] * len(mixed), mixed, use_tqdm=False)]
+    assert [o[0].token_ids for o in together] == [o[0].token_ids for o in alone]
+    assert together[5][0].token_ids == (7, 7, 7)
+    assert together[6][0].token_ids == together[0][0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ("", "empty"),
+        ([], "empty"),
+        ([1, 203], "203"),
+        ([-1], "-1"),
+        (list(range(3, 131)), "128"),
+        ({"text": "x"}, "prompt_token_ids"),
+    ],
+)
+def test_a_bad_prompt_is_refused_and_others_are_untouched(llm: LLM, prompt: object, says: str) -> None:
+    steps = llm.engine.core.stats.steps
+    with pytest.raises(RequestError, match=says):
+        llm.generate(["fine", prompt], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_work
+    assert llm.engine.core.stats.steps == steps
+    assert llm.generate("fine", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_stop_strings_need_a_tokenizer(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY["llama-gqa"], seed=5)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        assert llm.generate([3, 4], GREEDY, use_tqdm=False)[0].outputs[0].text == ""
+        with pytest.raises(RequestError, match="tokenizer"):
+            llm.generate("text", GREEDY)
+        with pytest.raises(RequestError, match="stop_token_ids"):
+            llm.generate([3], SamplingParams(stop="x"))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        ({"tensor_parallel_size": 3}, LayoutError, "8 attention heads"),
+        ({"tensor_parallel_size": 8, "decode_context_parallel_size": 3}, LayoutError, "does not divide"),
+        ({"block_size": 12}, ConfigError, "multiple of 8"),
+        ({"cp_kv_cache_interleave_size": 12, "block_size": 16}, LayoutError, "divide"),
+        ({"max_model_len": 10**6}, ConfigError, "4096"),
+        ({"kv_cache_memory": "4KiB"}, ConfigError, "--kv-cache-memory"),
+        ({"tensor_paralel_size": 2}, ConfigError, "tensor"),
+        ({"quantization": "awq"}, ConfigError, "quantization"),
+        ({"dtype": "int3"}, ConfigError, "int3"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_a_sentence(
+    model: Path, options: dict[str, object], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says) as refusal:
+        LLM(str(model), **{**OPTIONS, **options})
+    assert isinstance(refusal.value, ValueError)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_unknown_model_is_refused() -> None:
+    with pytest.raises(ModelError, match="no-such-model"):
+        LLM("no-such-model")
+
+
+class Interrupted:
+    """An executor whose first `collect` is broken off, as Ctrl-C does."""
+
+    def __init__(self, inner: object) -> None:
+        self.inner, self.left = inner, 1
+
+    def submit(self, step: Step) -> None:
+        self.inner.submit(step)
+
+    def collect(self) -> StepResult:
+        if self.left:
+            self.left -= 1
+            raise KeyboardInterrupt
+        return self.inner.collect()
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+
+def test_ctrl_c_leaves_a_working_engine(model: Path) -> None:
+    with LLM(str(model), **OPTIONS) as llm:
+        wanted = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs
+        core = llm.engine.core
+        core._executor = Interrupted(core._executor)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("another one", GREEDY, use_tqdm=False)
+        assert core.free_tokens == core.plan.tokens_total
+        assert llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs == wanted
+        core.check()
