@@ -81,28 +81,38 @@ NB_MODULE(_native, m) {
         .def(nb::init<int, std::size_t, int, int, std::size_t, int>())
         .def_static("region_bytes", &ShmGroup::region_bytes)
         .def("share_bytes", &ShmGroup::share_bytes)
-        .def("start_all_gather",
-             [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
-                 group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_all_to_all",
-             [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving, Address out) {
-                 group.start_all_to_all(parts, sent, arriving, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_all_reduce",
-             [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
-                 group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_reduce_scatter",
-             [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
-                 group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
-             }, others_may_run)
-        .def("start_merge_scatter",
-             [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse, Size lse_row,
-                Size head_dim, const Sizes& pieces, Address out) {
-                 group.start_merge_scatter({dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row,
-                                            head_dim}, pieces_of(pieces), at<std::byte>(out));
-             }, others_may_run)
+        .def(
+            "start_all_gather",
+            [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
+                group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_all_to_all",
+            [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving,
+               Address out) { group.start_all_to_all(parts, sent, arriving, at<std::byte>(out)); },
+            others_may_run)
+        .def(
+            "start_all_reduce",
+            [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
+                group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_reduce_scatter",
+            [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
+                group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
+            },
+            others_may_run)
+        .def(
+            "start_merge_scatter",
+            [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse,
+               Size lse_row, Size head_dim, const Sizes& pieces, Address out) {
+                group.start_merge_scatter(
+                    {dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row, head_dim},
+                    pieces_of(pieces), at<std::byte>(out));
+            },
+            others_may_run)
         .def("finish", &ShmGroup::finish, others_may_run);
 
     m.def("has_linear", [](Isa isa) { return linear_kernel(isa) != nullptr; });

@@ -11,7 +11,8 @@
 namespace kvspan {
 namespace {
 
-// Up to here every rank sums everything, which takes one barrier; above, each sums a part, which takes two.
+// Up to here every rank sums everything, which takes one barrier; above, each sums a part, which takes
+// two.
 constexpr std::int64_t SUMMED_BY_ALL_BYTES = 32 << 10;
 
 constexpr double FOREVER_S = 1e9;  // clocks count nanoseconds in 64 bits
@@ -88,7 +89,8 @@ public:
     void put(std::uint64_t round, std::byte* slot) override {
         for (int j = 0; j < static_cast<int>(sent_.size()); ++j) {
             const Pieces pieces{sent_[j], share_};
-            if (j != rank_) copy_bytes(slot + j * share_, part(j) + pieces.begin(round), pieces.size(round));
+            if (j != rank_)
+                copy_bytes(slot + j * share_, part(j) + pieces.begin(round), pieces.size(round));
         }
     }
 
@@ -116,7 +118,11 @@ class AllReduce final : public Collective {
 public:
     AllReduce(Dtype dtype, int rank, int size, const std::byte* mine, std::int64_t count, std::byte* out,
               std::int64_t room)
-        : dtype_(dtype), rank_(rank), size_(size), mine_(mine), out_(out),
+        : dtype_(dtype),
+          rank_(rank),
+          size_(size),
+          mine_(mine),
+          out_(out),
           pieces_{count * bytes_of(dtype), room} {}
 
     std::uint64_t rounds() const override { return pieces_.count(); }
@@ -130,7 +136,8 @@ public:
     void take(std::uint64_t round, const std::byte* const* slots) override {
         std::vector<const std::byte*> from(slots, slots + size_);
         from[rank_] = mine_ + pieces_.begin(round);
-        sum(dtype_, from.data(), size_, pieces_.size(round) / bytes_of(dtype_), out_ + pieces_.begin(round));
+        sum(dtype_, from.data(), size_, pieces_.size(round) / bytes_of(dtype_),
+            out_ + pieces_.begin(round));
     }
 
 private:
@@ -141,12 +148,17 @@ private:
     Pieces pieces_;
 };
 
-// For large sums among many: in even rounds each rank sums a part of the piece, in odd ones all hear of it.
+// For large sums among many: in even rounds each rank sums a part of the piece, in odd ones all hear of
+// it.
 class AllReduceInParts final : public Collective {
 public:
-    AllReduceInParts(Dtype dtype, int rank, int size, const std::byte* mine, std::int64_t count, std::byte* out,
-                     std::int64_t room)
-        : dtype_(dtype), rank_(rank), size_(size), mine_(mine), out_(out),
+    AllReduceInParts(Dtype dtype, int rank, int size, const std::byte* mine, std::int64_t count,
+                     std::byte* out, std::int64_t room)
+        : dtype_(dtype),
+          rank_(rank),
+          size_(size),
+          mine_(mine),
+          out_(out),
           pieces_{count * bytes_of(dtype), room} {}
 
     std::uint64_t rounds() const override { return 2 * pieces_.count(); }
@@ -166,7 +178,8 @@ public:
         if (round % 2 == 0) {
             std::vector<const std::byte*> from(slots, slots + size_);
             for (auto& slot : from) slot += parts.begin(rank_);
-            return sum(dtype_, from.data(), size_, parts.size(rank_) / bytes_of(dtype_), to + parts.begin(rank_));
+            return sum(dtype_, from.data(), size_, parts.size(rank_) / bytes_of(dtype_),
+                       to + parts.begin(rank_));
         }
         for (int i = 0; i < size_; ++i) {
             if (i != rank_) copy_bytes(to + parts.begin(i), slots[i], parts.size(i));
@@ -231,7 +244,8 @@ private:
 // Row by row, a reader finds the LSEs of the heads that its piece touches, and its columns behind them.
 class MergeScatter final : public Collective {
 public:
-    MergeScatter(const Partials& partials, std::vector<Piece> pieces, int rank, std::byte* out, std::int64_t share)
+    MergeScatter(const Partials& partials, std::vector<Piece> pieces, int rank, std::byte* out,
+                 std::int64_t share)
         : partials_(partials), pieces_(std::move(pieces)), rank_(rank), out_(out), share_(share) {
         const auto size = pieces_.size();
         lse_.resize(size);
@@ -259,8 +273,10 @@ public:
         const Piece& mine = pieces_[rank_];
         const Pieces rows = in_rounds(mine);
         const std::int64_t out_bytes = mine.num_columns * bytes_of(partials_.dtype);
-        const ShardedRow sharded{partials_.dtype, static_cast<int>(pieces_.size()), values_.data(), lse_.data(),
-                                 mine.first_column % partials_.head_dim, mine.num_columns, partials_.head_dim};
+        const ShardedRow sharded{
+            partials_.dtype,   static_cast<int>(pieces_.size()),       values_.data(),
+            lse_.data(),       mine.first_column % partials_.head_dim, mine.num_columns,
+            partials_.head_dim};
         for (std::int64_t i = 0; i < rows.size(round); ++i) {
             const std::int64_t row = rows.begin(round) + i;
             for (int r = 0; r < static_cast<int>(pieces_.size()); ++r) {
@@ -280,7 +296,8 @@ private:
     }
     std::int64_t row_bytes(const Piece& piece) const {
         const std::int64_t lse_bytes = num_heads(piece) * static_cast<std::int64_t>(sizeof(float));
-        return ceil_div(lse_bytes + piece.num_columns * bytes_of(partials_.dtype), 4) * 4;  // floats are aligned
+        return ceil_div(lse_bytes + piece.num_columns * bytes_of(partials_.dtype), 4) *
+               4;  // floats are aligned
     }
     Pieces in_rounds(const Piece& piece) const {
         const std::int64_t bytes = row_bytes(piece);
@@ -294,7 +311,8 @@ private:
         return partials_.lse + row_number(piece, i) * partials_.lse_row_stride + first_head(piece);
     }
     const std::byte* out_at(const Piece& piece, std::int64_t i) const {
-        const std::int64_t element = row_number(piece, i) * partials_.out_row_stride + piece.first_column;
+        const std::int64_t element =
+            row_number(piece, i) * partials_.out_row_stride + piece.first_column;
         return partials_.out + element * bytes_of(partials_.dtype);
     }
 
@@ -303,7 +321,8 @@ private:
         for (std::int64_t i = 0; i < rows.size(round); ++i, to += row_bytes(piece)) {
             const std::int64_t row = rows.begin(round) + i;
             copy_bytes(to, reinterpret_cast<const std::byte*>(lse_at(piece, row)), lse_bytes);
-            copy_bytes(to + lse_bytes, out_at(piece, row), piece.num_columns * bytes_of(partials_.dtype));
+            copy_bytes(to + lse_bytes, out_at(piece, row),
+                       piece.num_columns * bytes_of(partials_.dtype));
         }
     }
 
@@ -319,12 +338,14 @@ private:
 };
 
 std::size_t header_bytes(int size) {  // rounds, and the bytes for each reader
-    return ceil_div((1 + size) * static_cast<std::int64_t>(sizeof(std::uint64_t)), CACHE_LINE) * CACHE_LINE;
+    return ceil_div((1 + size) * static_cast<std::int64_t>(sizeof(std::uint64_t)), CACHE_LINE) *
+           CACHE_LINE;
 }
 
 }  // namespace
 
-ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
+ShmGroup::ShmGroup(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes,
+                   int host_ranks)
     : meeting_(file, offset, rank, size, header_bytes(size) + slot_bytes, host_ranks),
       header_bytes_(header_bytes(size)) {}
 
@@ -341,7 +362,8 @@ void ShmGroup::start_all_gather(const std::byte* mine, const Sizes& sizes, std::
     start(std::make_unique<AllGather>(meeting_.rank(), mine, sizes, out, room));
 }
 
-void ShmGroup::start_all_to_all(const Addresses& parts, const Sizes& sent, const Sizes& arriving, std::byte* out) {
+void ShmGroup::start_all_to_all(const Addresses& parts, const Sizes& sent, const Sizes& arriving,
+                                std::byte* out) {
     start(std::make_unique<AllToAll>(meeting_.rank(), parts, sent, arriving, out, share_bytes()));
 }
 
@@ -354,12 +376,14 @@ void ShmGroup::start_all_reduce(Dtype dtype, const std::byte* mine, std::int64_t
     start(std::make_unique<AllReduce>(dtype, rank, size, mine, count, out, room));
 }
 
-void ShmGroup::start_reduce_scatter(Dtype dtype, const std::byte* mine, const Sizes& sizes, std::byte* out) {
+void ShmGroup::start_reduce_scatter(Dtype dtype, const std::byte* mine, const Sizes& sizes,
+                                    std::byte* out) {
     start(std::make_unique<ReduceScatter>(dtype, meeting_.rank(), mine, sizes, out, share_bytes()));
 }
 
 void ShmGroup::start_merge_scatter(const Partials& partials, std::vector<Piece> pieces, std::byte* out) {
-    start(std::make_unique<MergeScatter>(partials, std::move(pieces), meeting_.rank(), out, share_bytes()));
+    start(std::make_unique<MergeScatter>(partials, std::move(pieces), meeting_.rank(), out,
+                                         share_bytes()));
 }
 
 void ShmGroup::start(std::unique_ptr<Collective> collective) {
@@ -407,8 +431,9 @@ std::uint64_t ShmGroup::agreed_rounds() const {
         const auto* header = reinterpret_cast<const std::uint64_t*>(meeting_.slot(i));
         const std::uint64_t sent = header[1 + meeting_.rank()], agreed = under_way_->bytes_from(i);
         if (sent != agreed) {
-            throw std::runtime_error("rank " + std::to_string(i) + " of the group came with " + std::to_string(sent) +
-                                     " bytes where " + std::to_string(agreed) + " were agreed");
+            throw std::runtime_error("rank " + std::to_string(i) + " of the group came with " +
+                                     std::to_string(sent) + " bytes where " + std::to_string(agreed) +
+                                     " were agreed");
         }
         rounds = std::max(rounds, header[0]);
     }

@@ -1,6 +1,6 @@
-// Collectives of the ranks of one host. A collective is what a rank writes for the others, in pieces as large
-// as a slot, and what it makes of what they have written: it copies, sums in order of rank, or merges
-// attention. Sums and merges are made in float32.
+// Collectives of the ranks of one host. A collective is what a rank writes for the others, in pieces as
+// large as a slot, and what it makes of what they have written: it copies, sums in order of rank, or
+// merges attention. Sums and merges are made in float32.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,8 @@ public:
     virtual void take(std::uint64_t round, const std::byte* const* slots) = 0;
 };
 
-// A part of the attention output that one rank will own: some rows times columns of the flat [heads * dim].
+// A part of the attention output that one rank will own: some rows times columns of the flat [heads *
+// dim].
 struct Piece {
     const std::int64_t* rows;  // their numbers; null = consecutive ones
     std::int64_t first_row, num_rows, first_column, num_columns;
@@ -62,7 +63,8 @@ public:
     // `out` receives sizes[i] bytes of each rank i, one behind the other.
     void start_all_gather(const std::byte* mine, const Sizes& sizes, std::byte* out);
     // Sends sent[j] bytes at parts[j] to rank j; `out` receives arriving[i] bytes of each rank i.
-    void start_all_to_all(const Addresses& parts, const Sizes& sent, const Sizes& arriving, std::byte* out);
+    void start_all_to_all(const Addresses& parts, const Sizes& sent, const Sizes& arriving,
+                          std::byte* out);
     // Sums `count` elements into `out`, which may be `mine`.
     void start_all_reduce(Dtype dtype, const std::byte* mine, std::int64_t count, std::byte* out);
     // Sums sizes[rank] elements, those of `mine` that are this rank's.
@@ -70,8 +72,8 @@ public:
     // Merges this rank's piece of everybody's partials into `out`, [rows, columns].
     void start_merge_scatter(const Partials& partials, std::vector<Piece> pieces, std::byte* out);
 
-    // Waits for the others and takes what they brought. Returns the rank that has not come in time, or -1;
-    // throws std::runtime_error if ranks do not agree on what they exchange.
+    // Waits for the others and takes what they brought. Returns the rank that has not come in time, or
+    // -1; throws std::runtime_error if ranks do not agree on what they exchange.
     int finish(double timeout_s);
 
 private:

@@ -21,11 +21,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-constexpr int SPINS = 40;                       // some microseconds: a pause may take 100 ns
-constexpr auto PATIENCE = microseconds(1000);   // of yielding, before it sleeps
+constexpr int SPINS = 40;                      // some microseconds: a pause may take 100 ns
+constexpr auto PATIENCE = microseconds(1000);  // of yielding, before it sleeps
 constexpr auto CROWDED_PATIENCE = microseconds(200);
-constexpr auto NAP = microseconds(100'000);     // then it looks at the clock again
-constexpr std::size_t PAGE = 1 << 16;           // of any machine
+constexpr auto NAP = microseconds(100'000);  // then it looks at the clock again
+constexpr std::size_t PAGE = 1 << 16;        // of any machine
 
 std::size_t rounded_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -69,8 +69,10 @@ SharedMemory::SharedMemory(int file, std::size_t offset, std::size_t bytes) : by
     if (pwrite(file, &nothing, 1, static_cast<off_t>(offset + bytes - 1)) != 1) {
         throw std::system_error(errno, std::generic_category(), "shared memory cannot grow");
     }
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(offset));
-    if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "shared memory cannot be mapped");
+    void* data =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, static_cast<off_t>(offset));
+    if (data == MAP_FAILED)
+        throw std::system_error(errno, std::generic_category(), "shared memory cannot be mapped");
     data_ = static_cast<std::byte*>(data);
 }
 
@@ -80,7 +82,8 @@ std::size_t Meeting::region_bytes(int size, std::size_t slot_bytes) {
     return rounded_up(size * (sizeof(Line) + 2 * slot_bytes) + 1, PAGE);
 }
 
-Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes, int host_ranks)
+Meeting::Meeting(int file, std::size_t offset, int rank, int size, std::size_t slot_bytes,
+                 int host_ranks)
     : rank_(rank),
       size_(size),
       slot_bytes_(slot_bytes),
@@ -96,7 +99,8 @@ std::byte* Meeting::slot(int rank) const {
 
 void Meeting::arrive() {
     Line& mine = line(rank_);
-    mine.arrived.store(round_);  // sequentially consistent, and so is the next: one of the two sides sees the other
+    mine.arrived.store(
+        round_);  // sequentially consistent, and so is the next: one of the two sides sees the other
     if (mine.sleepers.load() != 0) wake_all(mine.arrived);
 }
 

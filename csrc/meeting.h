@@ -3,9 +3,9 @@
 //     line of rank 0 | line of rank 1 | ...      how many rounds each rank has come to
 //     slots of rank 0 | slots of rank 1 | ...    two each, written by that rank and read by the others
 //
-// In round n a rank writes its slot n % 2, says that it has come, waits for the others and reads theirs. Who
-// has come to round n + 1 has read all of round n, so a slot is free again when everybody has come to the
-// round behind it: one barrier a round is enough.
+// In round n a rank writes its slot n % 2, says that it has come, waits for the others and reads theirs.
+// Who has come to round n + 1 has read all of round n, so a slot is free again when everybody has come
+// to the round behind it: one barrier a round is enough.
 #pragma once
 
 #include <atomic>

@@ -25,7 +25,9 @@ KVSPAN_INLINE void sum_as(const std::byte* const* parts, int ranks, std::int64_t
     float total[BLOCK];
     for (std::int64_t begin = 0; begin < count; begin += BLOCK) {
         const std::int64_t size = std::min(BLOCK, count - begin);
-        const auto part = [&](int rank) { return reinterpret_cast<const Stored<Element>*>(parts[rank]) + begin; };
+        const auto part = [&](int rank) {
+            return reinterpret_cast<const Stored<Element>*>(parts[rank]) + begin;
+        };
         for (std::int64_t k = 0; k < size; ++k) total[k] = Element::widen(part(0)[k]);
         for (int r = 1; r < ranks; ++r) {
             const auto* other = part(r);
@@ -66,8 +68,8 @@ KVSPAN_INLINE void find_weights(const ShardedRow& row, std::int64_t heads, float
 
 // `size` columns of one head, from `begin` on; a weight of 0 silences even NaN.
 template <class Element>
-KVSPAN_INLINE void merge_block(const ShardedRow& row, const float* weights, std::int64_t stride, std::int64_t begin,
-                               std::int64_t size, Stored<Element>* out) {
+KVSPAN_INLINE void merge_block(const ShardedRow& row, const float* weights, std::int64_t stride,
+                               std::int64_t begin, std::int64_t size, Stored<Element>* out) {
     float total[MERGED];
     for (std::int64_t k = 0; k < size; ++k) total[k] = 0;
     for (int r = 0; r < row.ranks; ++r) {
@@ -88,7 +90,8 @@ KVSPAN_INLINE void merge_as(const ShardedRow& row, float* weights, std::byte* to
     for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t end = std::min(row.columns, (h + 1) * row.head_dim - row.first_column);
         for (; begin + MERGED <= end; begin += MERGED) {
-            merge_block<Element>(row, weights + h, heads, begin, MERGED, out);  // of a size that compilers know
+            merge_block<Element>(row, weights + h, heads, begin, MERGED,
+                                 out);  // of a size that compilers know
         }
         merge_block<Element>(row, weights + h, heads, begin, end - begin, out);
         begin = end;
@@ -96,12 +99,13 @@ KVSPAN_INLINE void merge_as(const ShardedRow& row, float* weights, std::byte* to
 }
 
 // A version for each instruction set is made of functions, not of templates.
-#define KVSPAN_REDUCE(Element)                                                                                     \
-    KVSPAN_CLONES void sum_##Element(const std::byte* const* parts, int ranks, std::int64_t count, std::byte* out) { \
-        sum_as<Element>(parts, ranks, count, out);                                                                 \
-    }                                                                                                              \
-    KVSPAN_CLONES void merge_##Element(const ShardedRow& row, float* weights, std::byte* out) {                    \
-        merge_as<Element>(row, weights, out);                                                                      \
+#define KVSPAN_REDUCE(Element)                                                                     \
+    KVSPAN_CLONES void sum_##Element(const std::byte* const* parts, int ranks, std::int64_t count, \
+                                     std::byte* out) {                                             \
+        sum_as<Element>(parts, ranks, count, out);                                                 \
+    }                                                                                              \
+    KVSPAN_CLONES void merge_##Element(const ShardedRow& row, float* weights, std::byte* out) {    \
+        merge_as<Element>(row, weights, out);                                                      \
     }
 
 KVSPAN_REDUCE(AsF32)
@@ -116,7 +120,9 @@ void sum(Dtype dtype, const std::byte* const* parts, int ranks, std::int64_t cou
 }
 
 void merge(const ShardedRow& row, float* weights, std::byte* out) {
-    const auto run = row.dtype == Dtype::f32 ? merge_AsF32 : row.dtype == Dtype::bf16 ? merge_AsBf16 : merge_AsF16;
+    const auto run = row.dtype == Dtype::f32    ? merge_AsF32
+                     : row.dtype == Dtype::bf16 ? merge_AsBf16
+                                                : merge_AsF16;
     run(row, weights, out);
 }
 

@@ -18,8 +18,9 @@ struct ShardedRow {
     Dtype dtype;
     int ranks;
     const std::byte* const* values;  // of each rank, `columns` of them
-    const float* const* lse;         // of each rank, of the heads that the columns touch; not finite = no key seen
-    std::int64_t first_column;       // where in the first head the columns begin
+    const float* const*
+        lse;  // of each rank, of the heads that the columns touch; not finite = no key seen
+    std::int64_t first_column;  // where in the first head the columns begin
     std::int64_t columns, head_dim;
 
     std::int64_t heads() const { return (first_column + columns + head_dim - 1) / head_dim; }

@@ -21,8 +21,8 @@ COMMANDS = {
     "generate": "complete a prompt, or answer as a chat",
     "check": "compare a layout with one rank, on this model and machine",
     "demo": "ask a small model about a long document, its KV cache spread over ranks",
-    "doctor": "show which kernels run on this machine, and why",
     "bench": "measure parts of the engine on this machine",
+    "doctor": "show which kernels run on this machine, and why",
     "fetch": "install the weights of a built-in model",
 }
 """Command -> what it does; each is the module of the same name."""

@@ -127,7 +127,7 @@ class ShmGroup:
     """A group of processes of one host.
 
     Args:
-        native: its memory.
+        native: its side of `csrc/exchange.h`, which need not be there to be imported.
         members: the group's world ranks, in order of their rank here.
         rank: of this process, in the group.
         timeout_s: that a collective may take before it raises.
