@@ -76,6 +76,31 @@ class KeyIndex:
         for (start, stop), table in zip(pairwise(self.row_starts), self.tables, strict=True):
             yield slice(start, stop), table
 
+    def each(self) -> Iterator[tuple[slice, "KeyIndex"]]:
+        """The rows of each sequence, and its index by itself."""
+        for rows, table in self.sequences():
+            starts = (0, rows.stop - rows.start)
+            yield rows, KeyIndex(starts, (table,), self.first[rows], self.last[rows])
+
+    def chosen(self, which: NDArray[np.bool_]) -> tuple[NDArray[np.int64], "KeyIndex"]:
+        """Some sequences by themselves.
+
+        Args:
+            which: [S], whether a sequence is chosen.
+
+        Returns:
+            the numbers of their rows [n], and their index.
+        """
+        sizes = np.diff(self.row_starts)
+        rows = np.flatnonzero(np.repeat(which, sizes))
+        index = KeyIndex(
+            row_starts=(0, *np.cumsum(sizes[which]).tolist()),
+            tables=tuple(table for table, is_one in zip(self.tables, which, strict=True) if is_one),
+            first=self.first[rows],
+            last=self.last[rows],
+        )
+        return rows, index
+
 
 class Kernel(Protocol):
     """Attention of query rows over this rank's shard of the cache."""

@@ -22,7 +22,6 @@ INSTEAD = {
     "--code-revision": "no code is run from checkpoints: leave it out",
     "--compilation-config": "nothing is compiled: leave it out",
     "--config-format": "it is told from the files: leave it out",
-    "--cp-workspace-tokens": "cached context is not gathered, so it needs no workspace: leave it out",
     "--cpu-offload-gb": "weights stay where --device puts them: use a higher --tensor-parallel-size",
     "--dcp-kv-cache-interleave-size": "it is called --cp-kv-cache-interleave-size",
     "--dcp-mode": _ELASTIC,

@@ -171,6 +171,13 @@ class EngineConfig:
         "of cached keys and values; auto is --dtype, 8 bits nearly double what the cache holds",
         _CACHE,
     )
+    cp_workspace_tokens: int | None = option(
+        TOKENS,
+        None,
+        "cached tokens of a rank whose latents are expanded to keys and values at once",
+        _CACHE,
+        unsaid="what takes 256 MiB",
+    )
     enable_prefix_caching: bool = option(SWITCH, True, "reuse the KV of common prefixes", _CACHE)
 
     max_num_batched_tokens: int | None = option(

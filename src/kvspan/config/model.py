@@ -47,6 +47,11 @@ class HeadDims:
     out: int
     scales: int = 2
 
+    @property
+    def of_kernels(self) -> tuple[tuple[int, int], ...]:
+        """(key, value) that kernels are asked with: as they are cached, and as they are made of that."""
+        return (self.key, self.value), (self.query, self.out)
+
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes and settings of a decoder.

@@ -30,6 +30,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
+        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.
@@ -62,6 +63,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     kv_dtype: str
+    workspace_tokens: int
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int

@@ -23,6 +23,8 @@ GPU_FRACTION = 0.9
 """Of a GPU, for weights and KV cache; what is left is for activations."""
 HOST_FRACTION = 0.4
 """Of a host's free memory, for the KV caches of all ranks: other programs live there too."""
+WORKSPACE_BYTES = 256 << 20
+"""Of a rank, for keys and values that are made of cached latents."""
 DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_NUM_SEQS = 256
 
@@ -90,6 +92,7 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         device=chosen.device.value,
         dtype=chosen.dtype.value,
         kv_dtype=chosen.kv_dtype.value,
+        workspace_tokens=_workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
@@ -269,6 +272,16 @@ def _choose_kv_dtype(asked: EngineConfig, dtype: str) -> Choice[str]:
     return Choice(dtype, "that of the activations.")
 
 
+def _workspace_tokens(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
+) -> int:
+    """Whole blocks, and at least one, of what was asked or of a fixed number of bytes."""
+    dims, heads = model.head_dims, topology.query_heads(0, model.heads).size
+    token_bytes = heads * (dims.query + dims.out) * dtype_bytes
+    tokens = asked.cp_workspace_tokens or WORKSPACE_BYTES // token_bytes
+    return max(tokens // asked.block_size, 1) * asked.block_size
+
+
 def _choose_max_model_len(asked: EngineConfig, model: ModelConfig) -> Choice[int]:
     limit = model.max_position_embeddings
     if asked.max_model_len is None:
@@ -360,6 +373,11 @@ def _notes(
             unshared and asked.cp_kv_cache_interleave_size is not None,
             "--cp-kv-cache-interleave-size",
             alone,
+        ),
+        (
+            asked.cp_workspace_tokens is not None and model.mla is None,
+            "--cp-workspace-tokens",
+            "the model caches keys and values as they are",
         ),
         (
             asked.enable_expert_parallel and model.moe is None,

@@ -46,6 +46,7 @@ class RankContext:
         kernel: attention over this rank's shard.
         storage: dtype of weights and activations, and the device of everything.
         cache: how keys and values are kept.
+        workspace_tokens: cached latents that are expanded to keys and values at once.
     """
 
     topology: Topology
@@ -58,6 +59,7 @@ class RankContext:
     kernel: Kernel
     storage: Storage
     cache: CacheFormat
+    workspace_tokens: int
 
 
 class Model(Protocol):

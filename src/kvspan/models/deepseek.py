@@ -1,27 +1,37 @@
 """Multi-head latent attention, sharded: DeepSeek-V2 and V3, R1, Kimi K2.
 
-The cache holds one latent a token, and a rotated part of the key that all heads share. The weights that
-would make each head's keys of a latent are applied to the query instead (absorbed), and those that would
-make its values are applied to what attention gives, so that heads see one KV head: the latents.
+The cache holds one latent a token, and a rotated part of the key that all heads share. There are two
+ways to attend to it over this rank's keys, with the same result:
 
-    x ─ norm ─┬─ queries ─ gather or not ─ absorb ─┐
-              └─ latent ─ norm, rotary ─ store ────┴─ partial attention ─ exchange ─ values ─ o ─ + ─ ...
-                                                            │                │
-                                                  over this rank's keys   of latents, for whole heads
+    absorbed   few rows: what makes a head's keys of latents is applied to its query, and what makes its
+               values to the result, so that all heads see one KV head, the latents
+    expanded   many rows: keys and values of all heads are made of this rank's latents, a workspace at a
+               time, and forgotten again
 
-A rank owns a slice of the output's columns, which may begin inside a head. The latents of the heads that
-the slice touches are exchanged whole; their values are made after the merge, and then the slice is cut.
+    x ─ norm ─┬─ queries ─ gather or not ──┐
+              └─ latent, rotary ─ store ───┴─ partial attention, either way ─ exchange ─ o ─ + ─ ...
+
+A rank owns a slice of the output's columns, which may begin inside a head. Of absorbed rows the latents
+of the heads that the slice touches are exchanged whole; their values are made after the merge, and then
+the slice is cut.
 """
 
+from dataclasses import replace
+
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from kvspan.attention.contract import KeyIndex
 from kvspan.attention.exchange import make_exchange
-from kvspan.attention.kv_store import LatentStore
+from kvspan.attention.kv_store import LatentStore, Seen
+from kvspan.attention.merge import merge_shards
 from kvspan.comm.group import Piece
 from kvspan.comm.local import solo
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
+from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
 from kvspan.layers.linear import ColumnLinear, RowLinear, Storage, gather_columns
 from kvspan.layers.norm import RMSNorm
@@ -74,11 +84,14 @@ class LatentAttention(nn.Module):
 
         self.kernel = context.kernel
         self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
+        self.block_size, self.workspace_tokens = context.cache.block_size, context.workspace_tokens
+        self.least_rows_to_expand = least_rows_to_expand(mla)
         self.exchange = make_exchange(context.exchange, context.dcp)
         slices = cuts(self.heads.size * mla.value_dim, parts=context.dcp.size)
         self.slice = slices[context.dcp.rank]
         self.touched = touched_heads(self.slice, mla.value_dim)
-        self.pieces = [_latent_piece(columns, mla) for columns in slices]
+        self.pieces = [Piece(slice(None), columns) for columns in slices]
+        self.latent_pieces = [_latent_piece(columns, mla) for columns in slices]
         self.out = RowLinear(
             self.slice.size, hidden, bias=config.attention_bias, group=context.tp, storage=storage
         )
@@ -86,12 +99,87 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
         self.store.write(self._keys(x, rotation), batch.writes)
-        seen = self.store.seen(batch.keys)
-        query = self._queries(x, rotation).to(seen.keys.dtype)
-        partial, lse = self.kernel(query, seen.keys, seen.values, seen.index, self.config.softmax_scale)
-        latents = self.exchange.start(partial, lse, self.pieces).wait()
-        out: Tensor = self.out(self._values(latents.to(x.dtype)))
+        query, seen = self._queries(x, rotation), self.store.seen(batch.keys)
+        attended = x.new_empty(len(x), self.slice.size)
+        sizes = np.diff(seen.index.row_starts)
+        for way, chosen in (
+            (self._absorbed, sizes < self.least_rows_to_expand),
+            (self._expanded, sizes >= self.least_rows_to_expand),
+        ):
+            if chosen.any():  # the same on all ranks: an exchange without rows does not run
+                places, index = seen.index.chosen(chosen)
+                rows = torch.from_numpy(places).to(x.device)
+                attended[rows] = way(query[rows], replace(seen, index=index)).to(x.dtype)
+        out: Tensor = self.out(attended)
         return out
+
+    def _absorbed(self, query: Tensor, seen: Seen) -> Tensor:
+        """[n, columns of this rank's slice]: attention of rows that ask the latents themselves."""
+        plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
+        up_keys, up_values = self._up()
+        asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
+        partial, lse = self.kernel(
+            asking.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
+        )
+        latents = self.exchange.start(partial, lse, self.latent_pieces).wait().to(query.dtype)
+        latents = latents.view(len(query), self.touched.size, self.mla.kv_lora_rank)
+        up_values = up_values[self.touched.start : self.touched.stop]
+        values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
+        inside = self.slice.shifted(-self.touched.start * self.mla.value_dim)
+        return values[:, inside.start : inside.stop]
+
+    def _expanded(self, query: Tensor, seen: Seen) -> Tensor:
+        """[n, columns of this rank's slice]: attention of rows over keys and values made for them."""
+        query = query.to(seen.keys.dtype)
+        parts = [
+            self._over_workspaces(query[rows], replace(seen, index=index))
+            for rows, index in seen.index.each()
+        ]
+        partial, lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return self.exchange.start(partial, lse, self.pieces).wait()
+
+    def _over_workspaces(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Partial attention of one sequence's rows.
+
+        Args:
+            query: [n, H / A, nope_dim + rope_dim].
+            seen: its latents; the index is of the sequence alone.
+
+        Returns:
+            out [n, H / A, value_dim] in the query's dtype, and lse [n, H / A] float32.
+        """
+        index, size = seen.index, self.block_size
+        blocks = index.tables[0][: -(-int(index.last.max()) // size)]
+        at_once = self.workspace_tokens // size
+        out = query.new_zeros(*query.shape[:2], self.mla.value_dim, dtype=torch.float32)
+        lse = out.new_full(query.shape[:2], -torch.inf)
+        for start in range(0, len(blocks), at_once):
+            keys, values = self._expand(seen.keys[blocks[start : start + at_once]])
+            first, last = (
+                np.clip(bound - start * size, 0, len(keys) * size) for bound in (index.first, index.last)
+            )
+            table = torch.arange(len(keys), device=query.device)
+            here = KeyIndex(index.row_starts, (table,), first, last)
+            part, part_lse = self.kernel(query, keys, values, here, self.config.softmax_scale)
+            out, lse = merge_shards(torch.stack([out, part.float()]), torch.stack([lse, part_lse]))
+        return out.to(query.dtype), lse
+
+    def _expand(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of cached latents.
+
+        Args:
+            blocks: [b, 1, B, kv_lora_rank + rope_dim].
+
+        Returns:
+            [b, H / A, B, nope_dim + rope_dim] and [b, H / A, B, value_dim].
+        """
+        mla = self.mla
+        latents, rotated = torch.split(blocks[:, 0], [mla.kv_lora_rank, mla.rope_dim], dim=-1)
+        made = F.linear(latents.to(self.up.dtype), self.up).to(blocks.dtype)  # [b, B, H / A * (N + V)]
+        made = made.view(*latents.shape[:2], self.heads.size, mla.nope_dim + mla.value_dim)
+        plain, values = torch.split(made.transpose(1, 2), [mla.nope_dim, mla.value_dim], dim=-1)
+        shared = rotated[:, None].expand(-1, self.heads.size, -1, -1)
+        return torch.cat([plain, shared], dim=-1), values.contiguous()
 
     def _keys(self, x: Tensor, rotation: Rotation) -> Tensor:
         """[R, kv_lora_rank + rope_dim]: each row's normed latent, and the rotated part after it."""
@@ -101,21 +189,11 @@ class LatentAttention(nn.Module):
         return torch.cat([self.latent_norm(latent), rotated], dim=-1)
 
     def _queries(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[R, H / A, kv_lora_rank + rope_dim]: queries of the group that ask latents, not keys."""
+        """[R, H / A, nope_dim + rope_dim]: queries of the group's heads."""
         query = gather_columns(self.query(x), self.query_group, self.query_parts)
         query = query.reshape(len(x), self.heads.size, self.config.head_dim)
         plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
-        up_keys, _ = self._up()
-        return torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotation.apply(rotated)], dim=-1)
-
-    def _values(self, latents: Tensor) -> Tensor:
-        """[R, touched heads * kv_lora_rank] -> [R, columns of this rank's slice]."""
-        latents = latents.view(len(latents), self.touched.size, self.mla.kv_lora_rank)
-        _, up_values = self._up()
-        up_values = up_values[self.touched.start : self.touched.stop]
-        values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
-        inside = self.slice.shifted(-self.touched.start * self.mla.value_dim)
-        return values[:, inside.start : inside.stop]
+        return torch.cat([plain, rotation.apply(rotated)], dim=-1)
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """What makes keys and values of latents: [H / A, nope_dim or value_dim, kv_lora_rank]."""

@@ -43,6 +43,7 @@ class ForwardCase:
         chunk: tokens of each sequence computed in a step.
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
+        workspace_tokens: cached latents that are expanded at once.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -54,6 +55,7 @@ class ForwardCase:
     chunk: int = 10_000
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
+    workspace_tokens: int = 16
 
     def __str__(self) -> str:
         t = self.topology
@@ -108,7 +110,9 @@ def _rank(
     dims = config.head_dims
     kv_dtype = case.kv_dtype or case.dtype
     seen = seen_dtype(kv_dtype, case.dtype)
-    need = Need(device="cpu", dtype=seen, head_dim=dims.key, value_dim=dims.value)
+    needs = [
+        Need(device="cpu", dtype=seen, head_dim=key, value_dim=value) for key, value in dims.of_kernels
+    ]
     model = build_model(
         config,
         RankContext(
@@ -119,11 +123,12 @@ def _rank(
             exchange=case.exchange,
             replicate_q=case.replicate_q,
             expert_parallel=case.expert_parallel,
-            kernel=choose_kernel(need),
+            kernel=choose_kernel(*needs),
             storage=Storage(case.dtype, cpu),
             cache=CacheFormat(
                 block_size=case.block_size, dtype=kv_dtype, computed=case.dtype, device=cpu
             ),
+            workspace_tokens=case.workspace_tokens,
         ),
     )
     apply(

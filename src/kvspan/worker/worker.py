@@ -97,12 +97,11 @@ class Worker:
 def _context(resolved: Resolved, world: World, device: torch.device) -> RankContext:
     topology, config = resolved.topology, resolved.model_config
     dtype, kv_dtype, dims = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype), config.head_dims
-    need = Need(
-        device=device.type,
-        dtype=seen_dtype(kv_dtype, dtype),
-        head_dim=dims.key,
-        value_dim=dims.value,
-    )
+    seen = seen_dtype(kv_dtype, dtype)
+    needs = [
+        Need(device=device.type, dtype=seen, head_dim=key, value_dim=value)
+        for key, value in dims.of_kernels
+    ]
     return RankContext(
         topology=topology,
         rank=world.rank,
@@ -111,9 +110,10 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         exchange=resolved.exchange,
         replicate_q=resolved.replicate_q,
         expert_parallel=resolved.expert_parallel,
-        kernel=choose_kernel(need),
+        kernel=choose_kernel(*needs),
         storage=Storage(dtype, device),
         cache=CacheFormat(block_size=resolved.block_size, dtype=kv_dtype, computed=dtype, device=device),
+        workspace_tokens=resolved.workspace_tokens,
     )
 
 

@@ -336,3 +336,38 @@ def test_latents_travel_for_every_head_that_a_piece_touches() -> None:
     # Pieces of 4.5 heads touch 5 each, the middle one twice.
     assert a2a_bytes_per_row(**sizes, dtype_bytes=2) == 5 * (512 * 2 + 4)
     assert ag_rs_bytes_per_row(**sizes) == 9 * 4 + 5 * 512 * 4
+
+
+def test_workspaces_are_whole_blocks_and_at_least_one() -> None:
+    run = chosen(of=model("DeepSeek-R1"), **ranks(8, 8))
+    assert run.workspace_tokens == (256 << 20) // (128 * (192 + 128) * 2) // 16 * 16
+    assert chosen(of=latent(16), cp_workspace_tokens=100).workspace_tokens == 96
+    assert chosen(of=latent(16), cp_workspace_tokens=1).workspace_tokens == 16
+    assert chosen(of=latent(16), cp_workspace_tokens=100).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "note"),
+    [
+        (
+            {"cp_workspace_tokens": 512},
+            "--cp-workspace-tokens has no effect: the model caches keys and values as they are.",
+        ),
+        (
+            {"enable_expert_parallel": True},
+            "--enable-expert-parallel has no effect: the model has no experts.",
+        ),
+    ],
+)
+def test_flags_for_other_models(asked: dict[str, Any], note: str) -> None:
+    assert chosen(**asked).notes == (note,)
+
+
+def test_towers_that_are_skipped_are_told() -> None:
+    (note,) = chosen(of=model("Kimi-K2.6")).notes
+    assert note == "only the text model (language_model.*) is loaded: other towers are skipped."
+
+
+def test_experts_are_cut_unless_asked_for_whole() -> None:
+    assert not chosen(of=model("DeepSeek-R1"), **ranks(8, 8)).expert_parallel
+    assert chosen(of=model("DeepSeek-R1"), enable_expert_parallel=True, **ranks(8, 8)).expert_parallel

@@ -20,8 +20,8 @@ def load_kernel(name: str) -> Kernel:
     return kernel
 
 
-def choose_kernel(need: Need) -> Kernel:
-    """The fastest kernel that can serve `need`.
+def choose_kernel(*needs: Need) -> Kernel:
+    """The fastest kernel that can serve all of `needs`.
 
     Raises:
         ConfigError: none can; the sentence says why each one refused.
@@ -29,8 +29,8 @@ def choose_kernel(need: Need) -> Kernel:
     refusals = []
     for name in KERNELS:
         kernel = load_kernel(name)
-        reason = kernel.capabilities.refuse(need)
-        if reason is None:
+        reasons = [r for need in needs if (r := kernel.capabilities.refuse(need)) is not None]
+        if not reasons:
             return kernel
-        refusals.append(f"{name.rpartition(':')[2]}: {reason}")
+        refusals.append(f"{name.rpartition(':')[2]}: {reasons[0]}")
     raise ConfigError(f"No attention kernel serves this model. {'; '.join(refusals)}.")
