@@ -66,7 +66,12 @@ def check(asked: EngineConfig, *, told: Callable[[str], None] = lambda _: None) 
     prompts = _prompts(resolved, tokenizer)
     # No more room than the prompts need: a cache for the model's whole context may not fit here.
     longest = max(map(len, prompts)) + OUTPUT_TOKENS
-    asked = replace(asked, max_model_len=min(longest + 1, resolved.max_model_len))
+    asked = replace(
+        asked,
+        max_model_len=min(longest + 1, resolved.max_model_len),
+        max_num_batched_tokens=sum(map(len, prompts)) + OUTPUT_TOKENS * len(prompts),  # no chunks
+        max_num_seqs=None,
+    )
     exact, outputs = _check_exact(asked, prompts, told)
     narrow: tuple[Narrow, ...] = ()
     if resolved.dtype != "float32" or resolved.kv_dtype != "float32":

@@ -98,7 +98,9 @@ def _plain(verdict: Verdict) -> dict[str, object]:
         "tensor_parallel_size": verdict.layout.tp_size,
         "decode_context_parallel_size": verdict.layout.dcp_size,
         "prompt_lengths": verdict.prompt_lengths,
-        "float32": verdict.exact,
-        verdict.layout.dtype: verdict.narrow,
+        "dtype": verdict.layout.dtype,
+        "kv_dtype": verdict.layout.kv_dtype,
+        "exact": verdict.exact,
+        "narrow": verdict.narrow,
         "equal": verdict.holds,
     }

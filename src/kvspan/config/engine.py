@@ -34,6 +34,9 @@ from kvspan.errors import ConfigError
 MAX_RANKS = 1024
 """Ranks of one machine, with room to spare: bounds the search for layouts that fit."""
 
+MAX_THREADS = 1024
+"""Threads of a rank, with room to spare: far beyond it OpenMP takes the process down without a word."""
+
 _DTYPES = {
     "bf16": "bfloat16",
     "half": "float16",
@@ -209,7 +212,7 @@ class EngineConfig:
         "ranks as threads of this process, or as processes",
         _RUNTIME,
     )
-    num_threads: int | None = option(whole(1), None, "threads of each rank", _RUNTIME)
+    num_threads: int | None = option(whole(1, MAX_THREADS), None, "threads of each rank", _RUNTIME)
     step_timeout: float = option(
         SECONDS, 600.0, "seconds after which a rank that does not answer counts as dead", _RUNTIME
     )

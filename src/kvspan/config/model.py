@@ -160,7 +160,7 @@ def parse_model_config(raw: Mapping[str, Any], *, where: str) -> ModelConfig:
         intermediate_size=0 if all_experts else read.positive("intermediate_size"),
         vocab_size=read.positive("vocab_size"),
         max_position_embeddings=max_positions,
-        rms_norm_eps=read.number("rms_norm_eps", default=1e-6),
+        rms_norm_eps=read.positive_number("rms_norm_eps", default=1e-6),
         rope=parse_rope(read, max_positions=max_positions, interleaved=interleaved),
         tie_word_embeddings=read.get("tie_word_embeddings", bool, default=False),
         attention_bias=read.get("attention_bias", bool, default=False),
@@ -230,10 +230,7 @@ def _check_kind(read: Reader) -> str:
     activation = read.get("hidden_act", str, default="silu")
     if activation not in ("silu", "swish"):
         raise ModelError(f'{read.where}: unknown hidden_act "{activation}" (has silu).')
-    if read.get("use_sliding_window", bool, default=False):
-        raise ModelError(
-            f"{read.where}: sliding-window attention (use_sliding_window) is not there yet."
-        )
+    _refuse_unknown_mathematics(read)
     architecture: str = architectures[0]
     return architecture
 
@@ -255,3 +252,21 @@ def _parse_heads(read: Reader, mla: MlaConfig | None) -> tuple[int, int, int]:
         name = "head_dim" if mla is None else "qk_rope_head_dim"
         raise ModelError(f"{read.where}: {name} {rotary} is odd; rotary embedding needs pairs.")
     return num_heads, num_kv_heads, head_dim
+
+
+def _refuse_unknown_mathematics(read: Reader) -> None:
+    """Refuses what would change the text if it were ignored."""
+    kinds = set(read.get("layer_types", list, default=[])) - {"full_attention"}
+    if read.get("use_sliding_window", bool, default=False) or kinds:
+        raise ModelError(
+            f"{read.where}: sliding-window and linear attention (use_sliding_window, layer_types) are "
+            "not there yet."
+        )
+    for key, neutral in (
+        ("partial_rotary_factor", 1.0),
+        ("attn_logit_softcapping", 0.0),
+        ("final_logit_softcapping", 0.0),
+        ("logit_scale", 1.0),
+    ):
+        if (value := read.number(key, default=neutral)) != neutral:
+            raise ModelError(f'{read.where}: "{key}" {value} is not there yet.')

@@ -1,5 +1,6 @@
 """Reads keys of a config and names the file and the key when one is not as it must be."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,13 @@ class Reader:
         return float(
             self.required(key, kinds) if default is None else self.get(key, kinds, default=default)
         )
+
+    def positive_number(self, key: str, *, default: float | None = None) -> float:
+        """A finite number over 0; without a default it must be there."""
+        value = self.number(key, default=default)
+        if not 0 < value < math.inf:
+            raise ModelError(f'{self.where}: "{key}" is {value}; it must be finite and over 0.')
+        return value
 
     def one_of(self, key: str, words: tuple[str, ...], *, default: str) -> str:
         """One of the words that kvspan knows."""

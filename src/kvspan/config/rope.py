@@ -55,7 +55,9 @@ def parse_rope(read: Reader, *, max_positions: int, interleaved: bool) -> RopeCo
         ModelError: a setting is missing or of a kind that kvspan does not know.
     """
     rope = rope_settings(read)
-    theta = rope.number("rope_theta", default=read.number("rope_theta", default=10000.0))
+    theta = rope.positive_number(
+        "rope_theta", default=read.positive_number("rope_theta", default=10000.0)
+    )
     kind = rope.get("rope_type", str, default=None) or rope.get("type", str, default="default")
     plain = RopeConfig(kind=kind, theta=theta, interleaved=interleaved)
     if kind == "default":
@@ -65,17 +67,18 @@ def parse_rope(read: Reader, *, max_positions: int, interleaved: bool) -> RopeCo
         return msgspec.structs.replace(plain, divisors=divisors)
     if kind not in ROPE_KINDS:
         raise ModelError(f'{read.where}: unknown rope type "{kind}" (has {", ".join(ROPE_KINDS)}).')
-    stretched = msgspec.structs.replace(plain, factor=rope.number("factor"))
+    stretched = msgspec.structs.replace(plain, factor=rope.positive_number("factor"))
     if kind == "linear":
         return stretched
     original = rope.positive("original_max_position_embeddings", default=max_positions)
     stretched = msgspec.structs.replace(stretched, original_max_positions=original)
     if kind == "llama3":
-        return msgspec.structs.replace(
-            stretched,
-            low_freq_factor=rope.number("low_freq_factor"),
-            high_freq_factor=rope.number("high_freq_factor"),
-        )
+        low, high = (rope.positive_number(f"{end}_freq_factor") for end in ("low", "high"))
+        if low >= high:
+            raise ModelError(
+                f"{rope.where}: low_freq_factor {low} must be less than high_freq_factor {high}."
+            )
+        return msgspec.structs.replace(stretched, low_freq_factor=low, high_freq_factor=high)
     return msgspec.structs.replace(
         stretched,
         beta_fast=rope.number("beta_fast", default=32.0),

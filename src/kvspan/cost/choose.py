@@ -286,6 +286,8 @@ def _choose_max_model_len(asked: EngineConfig, model: ModelConfig) -> Choice[int
     limit = model.max_position_embeddings
     if asked.max_model_len is None:
         return Choice(limit, "the positions that the model was made for.")
+    if asked.max_model_len < 2:
+        raise ConfigError("--max-model-len must be at least 2: a token of prompt and one of output.")
     if asked.max_model_len > limit:
         raise ConfigError(
             f"--max-model-len {asked.max_model_len} is over the {limit} positions that the model was "

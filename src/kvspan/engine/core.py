@@ -4,10 +4,9 @@ One `step()` schedules, lets the executor run it, and says what each request got
 it. Time, ranks and weights are the executor's affair, so a simulator can put another one in its place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,11 +17,8 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
-from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
+from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import Executor, TokenLogprob
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,6 @@ class EngineCore:
         )
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
-        self._under_way: Scheduled | None = None
         self._dead: str | None = None
         self.stats = EngineStats()
 
@@ -194,15 +189,22 @@ class EngineCore:
         """
         if self._dead is not None:
             raise EngineDeadError(self._dead)
-        if self._under_way is None:
-            self._under_way = self._scheduler.schedule()
-            if self._under_way is None:
-                return []
-            self._guarded(self._executor.submit, self._under_way.step)
-        # A step that Ctrl-C has kept from being collected is collected by the next call.
-        result = self._guarded(self._executor.collect)
-        scheduled, self._under_way = self._under_way, None
-        progress = self._scheduler.update(result)
+        try:
+            return self._step()
+        except BaseException as failure:
+            # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
+            died = isinstance(failure, EngineDeadError)
+            self._dead = str(failure) if died else f"A step was broken off by {type(failure).__name__}."
+            self._states.clear()
+            self._executor.shutdown()
+            raise
+
+    def _step(self) -> list[Event]:
+        scheduled = self._scheduler.schedule()
+        if scheduled is None:
+            return []
+        self._executor.submit(scheduled.step)
+        progress = self._scheduler.update(self._executor.collect())
         self._count(scheduled.admitted, len(scheduled.preempted), progress)
         return [self._event(p) for p in progress]
 
@@ -225,15 +227,6 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
-
-    def _guarded(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Asks something of the executor; with its ranks every request ends."""
-        try:
-            return act(*args, **kwargs)
-        except EngineDeadError as death:
-            self._dead = str(death)
-            self._states.clear()
-            raise
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled

@@ -1,6 +1,8 @@
 """The offline API: `LLM(model).generate(prompts)`. Names are those that users of the field know."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
@@ -163,10 +165,15 @@ class LLM:
             iterator aborts the request.
         """
         generation = self.engine.prepare(prompt, sampling_params or SamplingParams())
+        # Other requests may run steps as well, and what those make of this one lands here too.
+        pieces = generation.listener = deque()
         self.engine.start(generation)
         try:
-            while not generation.finished:
-                yield from self.engine.step()
+            while pieces or not generation.finished:
+                if pieces:
+                    yield pieces.popleft()
+                else:
+                    self.engine.step()
         finally:
             self.engine.abort(generation)
 
@@ -188,7 +195,7 @@ class LLM:
             self.engine.start(generation)
         try:
             with _ProgressBar(len(generations), shown=show_progress) as bar:
-                while self.engine.has_work:
+                while not all(generation.finished for generation in generations):
                     bar.show(generations, len(self.engine.step()))
         finally:
             for generation in generations:
@@ -232,7 +239,9 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several: a list of numbers is one prompt."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if prompts and all(isinstance(each, int) for each in prompts):
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(f"Prompts are text or lists, not {type(prompts).__name__}.")
+    if prompts and all(isinstance(each, Integral) for each in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -72,15 +72,19 @@ class InProcessExecutor:
         try:
             return self._settle(self._step)[0]
         except Exception as failure:
-            self._dead = f"A rank failed: {failure!r}."
             self.shutdown()
+            self._dead = f"A rank failed: {failure}"
             raise EngineDeadError(self._dead) from failure
 
     def shutdown(self) -> None:
         """Ends the threads."""
+        self._dead = "The engine has been shut down."
         self._worlds[0].abort()
+        for thread, worker in zip(self._threads, self._workers, strict=False):
+            thread.submit(worker.close)
         for thread in self._threads:
-            thread.shutdown(wait=False, cancel_futures=True)
+            thread.shutdown(wait=False)
+        self._workers = []
 
     def _pairs(self) -> list[tuple[ThreadPoolExecutor, World]]:
         return list(zip(self._threads, self._worlds, strict=True))

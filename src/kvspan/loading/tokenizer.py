@@ -228,7 +228,7 @@ def _from_directory(directory: Path) -> Tokenizer | None:
             where=str(directory),
             special_tokens={r: _spelled(config[r]) for r in _TOKEN_ROLES if config.get(r) is not None},
             add_bos=config.get("add_bos_token"),
-            eos_token_ids=tuple(read_raw_config(directory).get("eos_token_id", ())),
+            eos_token_ids=token_ids(read_raw_config(directory).get("eos_token_id")),
             chat_templates=_read_chat_templates(directory, config),
         ),
     )

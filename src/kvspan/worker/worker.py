@@ -44,6 +44,7 @@ class Worker:
             is_speaker=world.rank == 0,
         )
         self._mirrors = Mirrors(self._no_table)
+        self._next_step_id = 0
 
     def load(self) -> RankReport:
         """Loads this rank's part of the weights."""
@@ -75,6 +76,8 @@ class Worker:
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Does a step; the result is whole on rank 0 alone."""
+        assert step.step_id == self._next_step_id, f"step {step.step_id} came for {self._next_step_id}"
+        self._next_step_id += 1
         self._mirrors.learn(step)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())

@@ -116,7 +116,10 @@ def test_check_says_equal_and_exits_0(model: str, capsys: pytest.CaptureFixture[
     assert main(["check", model, *layout, *small]) == 0
     assert "equal: -tp 2 -dcp 2" in capsys.readouterr().out
     assert main(["check", model, *layout, *small, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["equal"] is True
+    result = json.loads(capsys.readouterr().out)
+    assert result["equal"] is True
+    assert [run["different"] for run in result["exact"]] == [0, 0, 0]
+    assert result["dtype"] == result["kv_dtype"] == "float32"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

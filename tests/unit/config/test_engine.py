@@ -109,7 +109,7 @@ def test_values(name: str, given: Any, kept: object) -> None:
         ({"load_format": "pt"}, ["--load-format pt", "safetensors, gguf, dummy"]),
         ({"step_timeout": math.inf}, ["--step-timeout inf", "seconds over 0"]),
         ({"distributed_executor_backend": "ray"}, ["ray is refused", "mp"]),
-        ({"num_threads": 0}, ["--num-threads 0", "at least 1"]),
+        ({"num_threads": 0}, ["--num-threads 0", "1 to 1024"]),
         ({"tensor_paralel_size": 2}, ["--tensor-paralel-size", "did you mean --tensor-parallel-size?"]),
         ({"colour": "red"}, ["Unknown option --colour", "--help"]),
         ({"kv_cache_memory": 1, "kv-cache-memory": 1}, ["--kv-cache-memory", "twice"]),

@@ -2,13 +2,23 @@
 
 import itertools
 import math
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvspan import LLM, ConfigError, LayoutError, ModelError, RequestError, SamplingParams
+from kvspan import (
+    LLM,
+    ConfigError,
+    EngineDeadError,
+    LayoutError,
+    ModelError,
+    RequestError,
+    SamplingParams,
+)
 from kvspan.loading.resolve import resolve
 from kvspan.request import FinishReason
 from kvspan.step import Step, StepResult
@@ -195,6 +205,11 @@ def test_a_batch_mixes_everything(llm: LLM) -> None:
         ([-1], "-1"),
         (list(range(3, 131)), "128"),
         ({"text": "x"}, "prompt_token_ids"),
+        (None, "NoneType"),
+        ([1.5], "1.5"),
+        ([True], "True"),
+        (b"bytes", "bytes"),
+        ("\ud800", "surrogate"),
     ],
 )
 def test_a_bad_prompt_is_refused_and_others_are_untouched(llm: LLM, prompt: object, says: str) -> None:
@@ -245,31 +260,64 @@ def test_an_unknown_model_is_refused() -> None:
 
 
 class Interrupted:
-    """An executor whose first `collect` is broken off, as Ctrl-C does."""
+    """An executor to which Ctrl-C comes while it waits for a step, some times."""
 
-    def __init__(self, inner: object) -> None:
-        self.inner, self.left = inner, 1
+    def __init__(self, inner: object, *, times: int) -> None:
+        self.inner, self.times = inner, times
 
     def submit(self, step: Step) -> None:
         self.inner.submit(step)
 
     def collect(self) -> StepResult:
-        if self.left:
-            self.left -= 1
-            raise KeyboardInterrupt
+        while self.times:
+            self.times -= 1
+            signal.raise_signal(signal.SIGINT)
         return self.inner.collect()
 
     def shutdown(self) -> None:
         self.inner.shutdown()
 
 
-def test_ctrl_c_leaves_a_working_engine(model: Path) -> None:
+def test_ctrl_c_waits_for_the_step_and_leaves_a_working_engine(model: Path) -> None:
     with LLM(str(model), **OPTIONS) as llm:
         wanted = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs
         core = llm.engine.core
-        core._executor = Interrupted(core._executor)
+        core._executor = Interrupted(core._executor, times=1)
         with pytest.raises(KeyboardInterrupt):
             llm.generate("another one", GREEDY, use_tqdm=False)
         assert core.free_tokens == core.plan.tokens_total
         assert llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs == wanted
         core.check()
+
+
+def test_a_second_ctrl_c_breaks_the_step_off_and_ends_the_engine(model: Path) -> None:
+    with LLM(str(model), **OPTIONS) as llm:
+        core = llm.engine.core
+        core._executor = Interrupted(core._executor, times=2)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("hello", GREEDY, use_tqdm=False)
+        with pytest.raises(EngineDeadError, match="broken off by KeyboardInterrupt"):
+            llm.generate("hello", GREEDY, use_tqdm=False)
+
+
+def test_streams_beside_one_another_keep_their_text_apart(llm: LLM) -> None:
+    prompts = ["hello", "other words", "x"]
+    wanted = [r.outputs[0].text for r in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    streams = [llm.stream(prompt, GREEDY) for prompt in prompts]
+    texts = ["", "", ""]
+    for turn in itertools.zip_longest(*streams):
+        for i, piece in enumerate(turn):
+            texts[i] += piece.text if piece is not None else ""
+    assert texts == wanted
+    first = llm.stream("hello", GREEDY)
+    begun = next(first).text
+    assert llm.generate("x", GREEDY, use_tqdm=False)[0].outputs[0].text == wanted[2]
+    assert begun + "".join(piece.text for piece in first) == wanted[0]
+
+
+def test_threads_share_an_engine(llm: LLM) -> None:
+    prompts = ["hello", "other words", "x", "and more"]
+    wanted = [r.outputs[0].text for r in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda p: llm.generate(p, GREEDY, use_tqdm=False), prompts))
+    assert [results[0].outputs[0].text for results in got] == wanted
