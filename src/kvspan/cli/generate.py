@@ -80,6 +80,8 @@ def _prompt_text(arguments: argparse.Namespace) -> str:
     if arguments.prompt is not None:
         return str(arguments.prompt)
     if arguments.prompt_file == "-":
+        if sys.stdin is None:
+            raise ConfigError("--prompt-file - reads stdin, which is closed.")
         return sys.stdin.read()
     try:
         return Path(arguments.prompt_file).read_text(encoding="utf-8")

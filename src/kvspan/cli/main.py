@@ -4,6 +4,7 @@ Only the module of the command that was typed is imported, so that `kvspan --hel
 """
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit code: 0, 1 if what was asked failed, 2 if it was refused, 130 after Ctrl-C.
     """
     typed = sys.argv[1:] if arguments is None else list(arguments)
+    _prepare_stdout()
     try:
         module = _module(typed)
         parsed = _parser(module).parse_args(typed)
@@ -52,6 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
+    except OSError as failure:  # e.g. the disk that stdout goes to is full
+        return _say(KvspanError(f"{failure.strerror or failure}."), FAILED)
+
+
+def _prepare_stdout() -> None:
+    """Makes stdout take any text: it may be closed, or of an encoding that lacks a character."""
+    if sys.stdout is None:
+        sys.stdout = io.StringIO()  # which nobody reads
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _module(typed: Sequence[str]) -> ModuleType | None:
