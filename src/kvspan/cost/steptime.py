@@ -21,7 +21,13 @@ from kvspan.config.model import ModelConfig
 from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
-from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
+from kvspan.cost.traffic import (
+    LSE_BYTES,
+    SUM_BYTES,
+    a2a_bytes_per_row,
+    ag_rs_bytes_per_row,
+    query_gather_bytes_per_row,
+)
 from kvspan.cost.weights import (
     MULTIPLIED_IN,
     Matrix,
@@ -38,6 +44,25 @@ LOGIT_BYTES = 4
 """Logits are float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """What engines do in different ways, beside what can be asked of ours.
+
+    Args:
+        gather_latent_queries: queries of latent attention are gathered as they ask latents (wider), and
+            not as they are projected.
+        sum_bytes: of an element of partial results that are summed over ranks.
+    """
+
+    gather_latent_queries: bool = False
+    sum_bytes: int = SUM_BYTES
+
+
+KVSPAN = Habits()
+PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2)
+"""Of the engine whose figures with DCP are published."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """A model on some ranks: everything about a step but what is in it.
@@ -50,8 +75,6 @@ class Deployment:
         kv_dtype_bytes: of a cached element.
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group.
-        gather_latent_queries: whether queries of latent attention are gathered as they ask latents
-            (wider), and not as they are projected. kvspan never does; engines whose figures are published do.
         expert_parallel: whether ranks keep whole experts.
     """
 
@@ -62,13 +85,13 @@ class Deployment:
     kv_dtype_bytes: int
     exchange: str = "a2a"
     replicate_q: bool = False
-    gather_latent_queries: bool = False
     expert_parallel: bool = False
+    habits: Habits = KVSPAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What is in a step, in sums over its rows.
+    """What is in a step, in sums over its rows; numbers may be means, and so not whole.
 
     Args:
         num_tokens: R, rows in the sense of the mathematics: tokens computed.
@@ -80,12 +103,12 @@ class StepWork:
         expanded_pairs: part of `pairs` of those rows.
     """
 
-    num_tokens: int
-    num_sampled: int
-    keys: int
+    num_tokens: float
+    num_sampled: float
+    keys: float
     pairs: float
-    expanded_tokens: int = 0
-    expanded_keys: int = 0
+    expanded_tokens: float = 0.0
+    expanded_keys: float = 0.0
     expanded_pairs: float = 0.0
 
     @classmethod
@@ -121,7 +144,7 @@ class StepWork:
         )
 
 
-def decode_work(context_tokens: int, *, batch: int) -> StepWork:
+def decode_work(context_tokens: float, *, batch: float) -> StepWork:
     """A step in which each of `batch` sequences of `context_tokens` tokens gets one more.
 
     Args:
@@ -129,7 +152,7 @@ def decode_work(context_tokens: int, *, batch: int) -> StepWork:
         batch: rows.
     """
     keys = context_tokens * batch
-    return StepWork(num_tokens=batch, num_sampled=batch, keys=keys, pairs=float(keys))
+    return StepWork(num_tokens=batch, num_sampled=batch, keys=keys, pairs=keys)
 
 
 def distinct_experts(num_experts: int, *, experts_per_token: int, num_tokens: float) -> float:
@@ -190,7 +213,7 @@ class StepCost:
             "host": (rates.step_us + rates.row_us * work.num_tokens) * 1e-6,
         }
 
-    def gather_queries_s(self, num_tokens: int, *, latent: bool) -> float:
+    def gather_queries_s(self, num_tokens: float, *, latent: bool) -> float:
         """Seconds in which a DCP group's ranks gather the queries of a layer; none if each has them all.
 
         Args:
@@ -208,7 +231,7 @@ class StepCost:
         )
         return self._collective_s("ag", sent * num_tokens, w)
 
-    def exchange_s(self, num_tokens: int, *, latent: bool) -> float:
+    def exchange_s(self, num_tokens: float, *, latent: bool) -> float:
         """Seconds in which partial results of a layer meet.
 
         Args:
@@ -228,12 +251,13 @@ class StepCost:
                 latent_dim=latent_dim,
             )
             return self._collective_s("a2a", sent * num_tokens, w)
-        lse = self.num_heads * 4 * (w - 1)
+        lse = self.num_heads * LSE_BYTES * (w - 1)
         both = ag_rs_bytes_per_row(
             num_heads=self.num_heads, head_dim=dims.out, dcp_size=w, latent_dim=latent_dim
         )
+        summed = (both - lse) * self.on.habits.sum_bytes / SUM_BYTES
         gathered = self._collective_s("ag", lse * num_tokens, w)
-        return gathered + self._collective_s("rs", (both - lse) * num_tokens, w)
+        return gathered + self._collective_s("rs", summed * num_tokens, w)
 
     def _absorb_s(self, work: StepWork, rows: float) -> float:
         """Asking latents, or making keys and values of them."""
@@ -260,7 +284,7 @@ class StepCost:
     def _gathers_s(self, work: StepWork) -> float:
         asking = work.num_tokens - work.expanded_tokens
         projected = self.gather_queries_s(work.expanded_tokens, latent=False)
-        return self.gather_queries_s(asking, latent=self.on.gather_latent_queries) + projected
+        return self.gather_queries_s(asking, latent=self.on.habits.gather_latent_queries) + projected
 
     def _exchanges_s(self, work: StepWork) -> float:
         latent = self.on.model.mla is not None
@@ -276,7 +300,8 @@ class StepCost:
     def _experts_s(self, rows: float) -> float:
         """Shared experts, and of routed ones those that a row goes to: their weights are read once."""
         moe, w = self.on.model.moe, self.weights
-        assert moe is not None, "only layers with experts are counted here"
+        if moe is None:
+            return 0.0
         touched = distinct_experts(
             moe.num_experts, experts_per_token=moe.experts_per_token, num_tokens=rows
         )
@@ -291,7 +316,7 @@ class StepCost:
         whole = rows * self.on.model.hidden_size * ACTIVATION_BYTES
         return self.on.device.collective_s("ar", whole, num_ranks=self.on.topology.tp_size)
 
-    def _logits_s(self, num_sampled: int) -> float:
+    def _logits_s(self, num_sampled: float) -> float:
         t = self.on.topology.tp_size
         whole = num_sampled * self.on.model.vocab_size * LOGIT_BYTES
         gathered = self.on.device.collective_s("ag", whole, num_ranks=t)

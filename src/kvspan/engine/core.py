@@ -11,14 +11,14 @@ from hashlib import blake2b
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
-from kvspan.cache.prefix import KeySpace
+from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import Executor, TokenLogprob
+from kvspan.step import CountedTokens, Executor, TokenLog, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,16 @@ class EngineCore:
         return bool(self._states)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return self._scheduler.num_waiting
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the pools of the whole DCP group hold."""
+        return self._cache.total_tokens
+
+    @property
     def free_tokens(self) -> int:
         """Tokens for which the pools of the whole DCP group have room."""
         return self._cache.free_tokens
@@ -128,14 +138,8 @@ class EngineCore:
         Raises:
             RequestError: one sentence with the numbers.
         """
-        config, limit = self.resolved.model_config, self.resolved.max_model_len
-        if not prompt:
-            raise RequestError("The prompt is empty: it needs at least one token.")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens, which leaves no room for output: "
-                f"--max-model-len is {limit}, prompt and output together."
-            )
+        config = self.resolved.model_config
+        self._check_length(len(prompt))
         if outside := [t for t in prompt if not 0 <= t < config.vocab_size]:
             vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
             raise RequestError(f"The prompt has the token id {outside[0]}; {vocabulary}.")
@@ -159,19 +163,26 @@ class EngineCore:
             RequestError: it can never run.
         """
         self.check_request(prompt, params)
-        request_id, self._next_id = self._next_id, self._next_id + 1
         tokens = list(prompt)
-        state = SequenceState(
-            request_id=request_id,
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            params=params,
-            seed=seed,
-            keys=self._keys.keys(tokens, cache_salt=cache_salt),
-        )
-        self._scheduler.add(state)
-        self._states[request_id] = state
-        return request_id
+        keys = self._keys.keys(tokens, cache_salt=cache_salt)
+        return self._queue(tokens, params, seed=seed, keys=keys)
+
+    def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:
+        """Queues a request of which only lengths and keys are known, for ranks that compute nothing.
+
+        Args:
+            num_tokens: of its prompt.
+            params: how many tokens it gets.
+            keys: of its units; where two requests have the same key, their prefixes count as equal.
+
+        Returns:
+            The engine's number for it.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        self._check_length(num_tokens)
+        return self._queue(CountedTokens(num_tokens), params, seed=0, keys=keys)
 
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
@@ -227,6 +238,30 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
+
+    def _check_length(self, num_tokens: int) -> None:
+        limit = self.resolved.max_model_len
+        if not num_tokens:
+            raise RequestError("The prompt is empty: it needs at least one token.")
+        if num_tokens >= limit:
+            raise RequestError(
+                f"The prompt has {num_tokens} tokens, which leaves no room for output: "
+                f"--max-model-len is {limit}, prompt and output together."
+            )
+
+    def _queue(self, tokens: TokenLog, params: SamplingParams, *, seed: int, keys: UnitKeys) -> int:
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        state = SequenceState(
+            request_id=request_id,
+            tokens=tokens,
+            num_prompt_tokens=len(tokens),
+            params=params,
+            seed=seed,
+            keys=keys,
+        )
+        self._scheduler.add(state)
+        self._states[request_id] = state
+        return request_id
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled
