@@ -120,6 +120,36 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Sampled, ...]
 
 
+class Fill(msgspec.Struct, frozen=True, array_like=True):
+    """Keys and values for units that nobody computes: made up, so that decoding can be measured alone.
+
+    Args:
+        units: in order, each `pool * blocks_per_pool + block`.
+        num_tokens: tokens from their beginning on that get keys and values.
+        seed: fixes them; with the layer, the head and the position, and with nothing of the layout.
+    """
+
+    units: tuple[int, ...]
+    num_tokens: int
+    seed: int
+
+
+class TimedSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a rank's time.
+
+    Args:
+        name: what it was spent on.
+        start_s: by the machine's monotonic clock, the same for all processes of a host.
+        stop_s: likewise.
+        own_s: its length without the spans inside it.
+    """
+
+    name: str
+    start_s: float
+    stop_s: float
+    own_s: float
+
+
 class RankReport(msgspec.Struct, frozen=True, array_like=True):
     """What a rank tells once its weights are loaded, so that the cache can be sized.
 
@@ -174,4 +204,27 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
+        ...
+
+
+class MeasuredExecutor(Executor, Protocol):
+    """An executor that can be measured as well as used. Both orders come between two steps."""
+
+    def fill(self, fill: Fill) -> None:
+        """Makes every rank write keys and values that it makes up.
+
+        Raises:
+            EngineDeadError: a rank died or failed.
+        """
+        ...
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """Makes ranks that were started watched note their time, or no longer.
+
+        Returns:
+            For each rank what it noted since the last call, in order of their ends.
+
+        Raises:
+            EngineDeadError: a rank died or failed.
+        """
         ...

@@ -22,7 +22,7 @@ from kvspan.loading.resolve import locate
 from kvspan.loading.resolve import resolve as open_checkpoint
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.models.registry import check_architecture
-from kvspan.step import Executor
+from kvspan.step import MeasuredExecutor
 from kvspan.worker.main import RankStart
 from kvspan.worker.worker import Worker
 
@@ -68,18 +68,23 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
 
 
-def make_executor(resolved: Resolved) -> Executor:
-    """The ranks of a configuration, not started yet."""
+def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:
+    """The ranks of a configuration, not started yet.
+
+    Args:
+        resolved: what will run.
+        watched: whether its ranks can say where their time goes.
+    """
     world_size = resolved.topology.world_size
     if resolved.executor == "inprocess":
 
         def make_worker(world: World) -> Worker:
-            return Worker(resolved, world)
+            return Worker(resolved, world, watched=watched)
 
         return InProcessExecutor(
             world_size=world_size, make_worker=make_worker, num_threads=resolved.num_threads
         )
-    start = RankStart(resolved, fork_server().private_path())
+    start = RankStart(resolved, fork_server().private_path(), watched)
     return MultiprocessExecutor(
         world_size=world_size,
         payload=msgspec.msgpack.encode(start),

@@ -18,7 +18,7 @@ from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import Executor, TokenLogprob
+from kvspan.step import Executor, Fill, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +172,29 @@ class EngineCore:
         self._scheduler.add(state)
         self._states[request_id] = state
         return request_id
+
+    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
+        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+
+        For measurements: the keys and values of its full units have to be made up, and are to stay in
+        the cache until the request comes, so the pools must not be full.
+
+        Args:
+            prompt: token ids of a prompt that has not been seen.
+            seed: of what ranks make up.
+
+        Returns:
+            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+        """
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        keys = self._keys.keys(prompt)
+        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+        if held is None:
+            return None
+        units = tuple(held.units)
+        self._cache.register(request_id, num_computed_tokens=len(prompt))
+        self._cache.free(request_id)
+        return Fill(units, len(prompt), seed)
 
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
