@@ -27,6 +27,7 @@ DECIDING = [
     "kvspan.cache.manager",
     "kvspan.scheduler",
     "kvspan.trace.mooncake",
+    "kvspan.trace.synth",
     "kvspan.trace.tokens",
     "kvspan.engine.core",
     "kvspan.cli.main",
