@@ -26,6 +26,9 @@ DECIDING = [
     "kvspan.cost.memory",
     "kvspan.cache.manager",
     "kvspan.scheduler",
+    "kvspan.trace.mooncake",
+    "kvspan.trace.synth",
+    "kvspan.trace.tokens",
     "kvspan.engine.core",
     "kvspan.cli.main",
 ]
