@@ -55,6 +55,8 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
         sample: whether a token is sampled after the last of them.
         new_tokens: tokens that the worker has not got yet (mostly the last sampled one).
         new_units: units placed since the last step, in order, each `pool * blocks_per_pool + block`.
+        allowed: the tokens that may be sampled, a bit for each of the vocabulary, the lowest bit of a
+            byte first; empty = all.
     """
 
     request_id: int
@@ -63,6 +65,7 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     sample: bool
     new_tokens: tuple[int, ...] = ()
     new_units: tuple[int, ...] = ()
+    allowed: bytes = b""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

@@ -22,6 +22,7 @@ from kvspan.loading.resolve import locate
 from kvspan.loading.resolve import resolve as open_checkpoint
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.models.registry import check_architecture
+from kvspan.sampling.grammar import Grammars
 from kvspan.step import MeasuredExecutor
 from kvspan.worker.main import RankStart
 from kvspan.worker.worker import Worker
@@ -43,7 +44,18 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
     """
     resolved, tokenizer = resolve_engine(asked)
     told(resolved)
-    return Engine(EngineCore(resolved, make_executor(resolved)), tokenizer)
+    grammars = make_grammars(resolved, tokenizer)
+    return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
+
+
+def make_grammars(resolved: Resolved, tokenizer: Tokenizer | None) -> Grammars:
+    """What holds outputs to a form: a grammar knows the model's tokens."""
+    config = resolved.model_config
+    return Grammars(
+        None if tokenizer is None else tokenizer.to_json(),
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+    )
 
 
 def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:

@@ -98,6 +98,7 @@ class Outputs:
             prompt_ids=tokens[:prompt],
             output_ids=tokens[prompt:],
             eos_token_ids=self._eos_token_ids,
+            allowed=row.allowed,
         )
 
 
