@@ -17,12 +17,14 @@ if TYPE_CHECKING:
         RequestError,
     )
     from kvspan.request import CompletionOutput, RequestOutput, SamplingParams
+    from kvspan.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
     "SamplingParams",
+    "StructuredOutputsParams",
     "RequestOutput",
     "CompletionOutput",
     "KvspanError",
@@ -36,6 +38,7 @@ __all__ = [
 _ROOMS = {
     "LLM": "kvspan.engine.llm",
     **dict.fromkeys(("SamplingParams", "RequestOutput", "CompletionOutput"), "kvspan.request"),
+    "StructuredOutputsParams": "kvspan.structured",
 }
 
 

@@ -27,8 +27,11 @@ DECIDING = [
     "kvspan.cache.manager",
     "kvspan.scheduler",
     "kvspan.trace.mooncake",
+    "kvspan.trace.synth",
     "kvspan.trace.tokens",
     "kvspan.engine.core",
+    "kvspan.plan.search",
+    "kvspan.plan.simulate",
     "kvspan.cli.main",
 ]
 

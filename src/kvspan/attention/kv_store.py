@@ -65,6 +65,15 @@ class CacheStore(Protocol):
         """Makes room for `num_blocks` blocks; their content is undefined until written."""
         ...
 
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """Stores rows that come as a slot holds them.
+
+        Args:
+            rows: [R, Hkv, elements of a head's slot]: a key and a value side by side, or a latent.
+            writes: which rows, and where.
+        """
+        ...
+
     def seen(self, index: KeyIndex) -> Seen:
         """What the rows of a step see."""
         ...
@@ -117,6 +126,11 @@ class KvStore(_Store):
         self._keys.put(keys, writes)
         self._values.put(values, writes)
 
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """See `CacheStore.write_cached`."""
+        keys, values = rows.chunk(2, dim=-1)
+        self.write(keys, values, writes)
+
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
         keys, there = self._keys.seen(index)
@@ -149,6 +163,10 @@ class LatentStore(_Store):
             writes: which rows, and where.
         """
         self._keys.put(keys[:, None], writes)
+
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """See `CacheStore.write_cached`."""
+        self.write(rows[:, 0], writes)
 
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""

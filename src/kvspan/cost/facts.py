@@ -1,7 +1,7 @@
 """What machines can do, as data: peaks of accelerators, what kernels reach of them, collectives.
 
-Rows come from `data/hardware.json`, and from TOML files that the user names (`kvspan plan calibrate` writes
-one). A row of peaks is made into rates by the fractions below; a calibrated row has rates of its own.
+Rows come from `data/hardware.json`, and from TOML files that the user names (`kvspan plan calibrate`
+one). A row of peaks is made into rates by the fractions below; a calibrated row has its own rates.
 Knows no models and no layouts.
 """
 
@@ -22,15 +22,15 @@ DATA = Path(__file__).parents[1] / "data"
 """Facts that come with kvspan."""
 
 BANDWIDTH_FRACTION = 0.9
-"""Of a memory's peak, for kernels that stream it: FlashMLA's README has 3,000 of an H800's 3,350 GB/s."""
+"""Of a memory's peak, for kernels that stream it: FlashMLA's README has 3,000 of H800's 3,350 GB/s."""
 GEMM_FRACTION = 0.7
-"""Of a peak, for matrix products: DeepGEMM's README has 1,358 to 1,550 of 1,979 TFLOP/s in fp8 on H800."""
+"""Of a peak, for matrix products: DeepGEMM's README has 1,358 to 1,550 of H800's 1,979 fp8 TFLOP/s."""
 ATTENTION_FRACTION = 0.67
 """Of the bf16 peak: FlashMLA's README has 660 of 989 TFLOP/s on H800."""
 KERNEL_US = 3.4
-"""A short kernel inside a CUDA graph, launch included (NVIDIA, Getting Started with CUDA Graphs, 2019)."""
+"""A short kernel inside a CUDA graph, launch included (NVIDIA, Getting Started with CUDA Graphs)."""
 STEP_US = 1000.0
-"""Of a step on the host that no kernel hides. An assumption: decode steps are rarely nearer to kernels."""
+"""Of a step on the host that no kernel hides. Assumed: steps are rarely nearer to their kernels."""
 
 OPS = ("ag", "rs", "a2a", "ar")
 """all-gather, reduce-scatter, all-to-all, all-reduce."""
@@ -66,7 +66,7 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
         right = bisect_right(sizes, whole_bytes)
         (size0, us0), (size1, us1) = points[right - 1], points[right]
         place = math.log(whole_bytes / size0) / math.log(size1 / size0)
-        return us0 * (us1 / us0) ** place
+        return float(us0 * (us1 / us0) ** place)
 
 
 def sent_share(op: str, num_ranks: int) -> float:
@@ -130,8 +130,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     def collective_s(self, op: str, whole_bytes: float, *, num_ranks: int) -> float:
         """Seconds of one collective.
 
-        A group that was not measured is looked up in the nearest one that was, by what a rank sends. That
-        keeps the latter's latency, which for smaller groups is a bound from above.
+        A group that was not measured is looked up in the nearest one that was, by what a rank sends.
+        That keeps the latter's latency, which for smaller groups is a bound from above.
 
         Args:
             op: one of `OPS`.
@@ -239,7 +239,9 @@ def _device(name: str, row: object, measured: Mapping[str, Collectives], *, wher
 
 def _rates_of_peaks(read: "_Row") -> dict[str, Any]:
     """What kernels are taken to reach of a data sheet's figures."""
-    peaks = {kind: read.number(kind) for kind in ("bf16", "fp8", "fp4") if read.row.get(kind) is not None}
+    peaks = {
+        kind: read.number(kind) for kind in ("bf16", "fp8", "fp4") if read.row.get(kind) is not None
+    }
     if "bf16" not in peaks:
         raise ConfigError(f'{read.where}: the key "bf16" is missing (TFLOP/s, dense).')
     gbs = read.number("hbm") * BANDWIDTH_FRACTION

@@ -7,9 +7,9 @@ Legend (per rank, one layer):
     step = layers * (projections + attention + exchange + all-reduce + MLP or experts + all-reduce)
          + embedding, logits, host
 
-An operator takes max(bytes / bandwidth, flops / rate) and a kernel's least time; a collective is looked up
-by the bytes of its whole buffer. Nothing overlaps. Bytes of collectives come from `cost.traffic`, bytes of
-the cache from `cost.memory`, rates and latencies from `cost.facts`; no constant stands here.
+An operator takes max(bytes / bandwidth, flops / rate) and a kernel's least time; a collective is looked
+up by the bytes of its whole buffer. Nothing overlaps. Bytes of collectives come from `cost.traffic`,
+bytes of the cache from `cost.memory`, rates and latencies from `cost.facts`; no constant stands here.
 
 Knows no queue and no policy: what is in a step is told (`StepWork`).
 """
@@ -163,7 +163,7 @@ def distinct_experts(num_experts: int, *, experts_per_token: int, num_tokens: fl
         experts_per_token: k.
         num_tokens: rows.
     """
-    return num_experts * (1 - (1 - experts_per_token / num_experts) ** num_tokens)
+    return float(num_experts * (1 - (1 - experts_per_token / num_experts) ** num_tokens))
 
 
 class StepCost:
@@ -271,12 +271,16 @@ class StepCost:
         return self._matrices_s((up, up), flops_rows / 2) if flops_rows else 0.0
 
     def _attention_s(self, work: StepWork) -> float:
-        """Attention over this rank's keys: rows that ask the cache, and rows that ask what is made of it."""
+        """Attention over this rank's keys, as they are cached or as they are made of latents."""
         dims, rates = self.on.model.head_dims, self.rates
         asking = work.pairs - work.expanded_pairs
-        flops = 2 * self.num_heads * (
-            (dims.key + dims.value) * self._shared(asking)
-            + (dims.query + dims.out) * self._shared(work.expanded_pairs)
+        flops = (
+            2
+            * self.num_heads
+            * (
+                (dims.key + dims.value) * self._shared(asking)
+                + (dims.query + dims.out) * self._shared(work.expanded_pairs)
+            )
         )
         read = self._local(work.keys) * self._kv_layer_bytes
         return max(read / (rates.kv_gbs * 1e9), flops / (rates.attention_tflops * 1e12)) + self._kernel_s

@@ -22,7 +22,8 @@ from kvspan.loading.resolve import locate
 from kvspan.loading.resolve import resolve as open_checkpoint
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.models.registry import check_architecture
-from kvspan.step import Executor
+from kvspan.sampling.grammar import Grammars
+from kvspan.step import MeasuredExecutor
 from kvspan.worker.main import RankStart
 from kvspan.worker.worker import Worker
 
@@ -43,7 +44,18 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
     """
     resolved, tokenizer = resolve_engine(asked)
     told(resolved)
-    return Engine(EngineCore(resolved, make_executor(resolved)), tokenizer)
+    grammars = make_grammars(resolved, tokenizer)
+    return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
+
+
+def make_grammars(resolved: Resolved, tokenizer: Tokenizer | None) -> Grammars:
+    """What holds outputs to a form: a grammar knows the model's tokens."""
+    config = resolved.model_config
+    return Grammars(
+        None if tokenizer is None else tokenizer.to_json(),
+        vocab_size=config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+    )
 
 
 def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
@@ -68,18 +80,23 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
 
 
-def make_executor(resolved: Resolved) -> Executor:
-    """The ranks of a configuration, not started yet."""
+def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:
+    """The ranks of a configuration, not started yet.
+
+    Args:
+        resolved: what will run.
+        watched: whether its ranks can say where their time goes.
+    """
     world_size = resolved.topology.world_size
     if resolved.executor == "inprocess":
 
         def make_worker(world: World) -> Worker:
-            return Worker(resolved, world)
+            return Worker(resolved, world, watched=watched)
 
         return InProcessExecutor(
             world_size=world_size, make_worker=make_worker, num_threads=resolved.num_threads
         )
-    start = RankStart(resolved, fork_server().private_path())
+    start = RankStart(resolved, fork_server().private_path(), watched)
     return MultiprocessExecutor(
         world_size=world_size,
         payload=msgspec.msgpack.encode(start),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
@@ -17,8 +18,9 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
+from kvspan.sampling.grammar import Grammar, Grammars
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import CountedTokens, Executor, TokenLog, TokenLogprob
+from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Event:
         stop_token: the one of `stop_token_ids` that ended it, if one did.
         num_cached_tokens: tokens of its prompt that were found in the cache.
         num_computed_tokens: tokens whose keys and values are in the cache by now.
+        form_ended: whether the token is text and the last one of a form: it ends the request, but is
+            no mark of an end.
     """
 
     request_id: int
@@ -44,6 +48,7 @@ class Event:
     stop_token: int | None
     num_cached_tokens: int
     num_computed_tokens: int
+    form_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +76,17 @@ class EngineCore:
     Args:
         resolved: what will run.
         executor: the ranks; they are started, and their cache is sized and allocated.
+        grammars: for outputs that are held to a form; None = there is no tokenizer to make any.
 
     Raises:
         ModelError: the checkpoint cannot be loaded.
         ConfigError: the cache that was asked for does not fit, or is too small for one request.
     """
 
-    def __init__(self, resolved: Resolved, executor: Executor) -> None:
+    def __init__(self, resolved: Resolved, executor: Executor, grammars: Grammars | None = None) -> None:
         self.resolved = resolved
+        self._grammars = grammars or Grammars(None, vocab_size=0, eos_token_ids=())
+        self._forms: dict[int, Grammar] = {}
         self._executor = executor
         try:
             self.reports = tuple(executor.start())
@@ -144,6 +152,8 @@ class EngineCore:
             vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
             raise RequestError(f"The prompt has the token id {outside[0]}; {vocabulary}.")
         params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+        if params.structured_outputs is not None:
+            self._grammars.check(params.structured_outputs)
 
     def add(
         self, prompt: Sequence[int], params: SamplingParams, *, seed: int, cache_salt: str = ""
@@ -163,6 +173,10 @@ class EngineCore:
             RequestError: it can never run.
         """
         self.check_request(prompt, params)
+        if params.structured_outputs is not None:
+            self._forms[self._next_id] = self._grammars.start(params.structured_outputs)
+            # The workers get masks; a schema would only be carried to each of them.
+            params = msgspec.structs.replace(params, structured_outputs=None)
         tokens = list(prompt)
         keys = self._keys.keys(tokens, cache_salt=cache_salt)
         return self._queue(tokens, params, seed=seed, keys=keys)
@@ -184,10 +198,34 @@ class EngineCore:
         self._check_length(num_tokens)
         return self._queue(CountedTokens(num_tokens), params, seed=0, keys=keys)
 
+    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
+        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+
+        For measurements: the keys and values of its full units have to be made up, and are to stay in
+        the cache until the request comes, so the pools must not be full.
+
+        Args:
+            prompt: token ids of a prompt that has not been seen.
+            seed: of what ranks make up.
+
+        Returns:
+            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+        """
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        keys = self._keys.keys(prompt)
+        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+        if held is None:
+            return None
+        units = tuple(held.units)
+        self._cache.register(request_id, num_computed_tokens=len(prompt))
+        self._cache.free(request_id)
+        return Fill(units, len(prompt), seed)
+
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
         self._scheduler.abort(request_id)
         self._states.pop(request_id, None)
+        self._forms.pop(request_id, None)
 
     def step(self) -> list[Event]:
         """Runs one step.
@@ -214,10 +252,20 @@ class EngineCore:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
-        self._executor.submit(scheduled.step)
+        self._executor.submit(self._held_to_forms(scheduled.step))
         progress = self._scheduler.update(self._executor.collect())
         self._count(scheduled.admitted, len(scheduled.preempted), progress)
         return [self._event(p) for p in progress]
+
+    def _held_to_forms(self, step: Step) -> Step:
+        """The step, with the tokens that each output held to a form may go on with."""
+        if not self._forms:
+            return step
+        return msgspec.structs.replace(step, rows=tuple(map(self._masked, step.rows)))
+
+    def _masked(self, row: Row) -> Row:
+        form = self._forms.get(row.request_id) if row.sample else None
+        return row if form is None else msgspec.structs.replace(row, allowed=form.mask())
 
     def kv_tokens_by_rank(self) -> list[int]:
         """Tokens of requests that each DCP rank keeps, by `dcp_rank`; their sum is what was computed."""
@@ -265,10 +313,16 @@ class EngineCore:
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled
-        reason, stop_token = self._finish(state, sampled.token_id)
+        token_id = sampled.token_id
+        form = None if token_id is None else self._forms.get(state.request_id)
+        if form is not None and token_id is not None:
+            form.accept(token_id)
+        reason, stop_token = self._finish(state, token_id)
+        reason = (None if form is None else _end_of(form)) or reason
         if reason is not None:
             self._scheduler.finish(state.request_id)
             del self._states[state.request_id]
+            self._forms.pop(state.request_id, None)
         return Event(
             request_id=state.request_id,
             token_id=sampled.token_id,
@@ -278,6 +332,7 @@ class EngineCore:
             stop_token=stop_token,
             num_cached_tokens=state.num_cached_tokens or 0,
             num_computed_tokens=state.num_computed_tokens,
+            form_ended=form is not None and form.ended and not self._ends_text(token_id),
         )
 
     def _finish(
@@ -290,11 +345,14 @@ class EngineCore:
         if num_output >= params.min_tokens:
             if token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
-            if token_id in self.resolved.model_config.eos_token_ids and not params.ignore_eos:
+            if self._ends_text(token_id) and not params.ignore_eos:
                 return FinishReason.STOP, None
         room = self.resolved.max_model_len - state.num_prompt_tokens
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         return (FinishReason.LENGTH if num_output >= limit else None), None
+
+    def _ends_text(self, token_id: int | None) -> bool:
+        return token_id in self.resolved.model_config.eos_token_ids
 
     def _count(self, admitted: Sequence[int], preempted: int, progress: Sequence[Progress]) -> None:
         first = [state for i in admitted if (state := self._states.get(i)) and not state.num_preemptions]
@@ -306,6 +364,13 @@ class EngineCore:
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
             preemptions=old.preemptions + preempted,
         )
+
+
+def _end_of(form: Grammar) -> FinishReason | None:
+    """Whether a form ends its output: there is nothing more to say, or no token to say it with."""
+    if form.failure is not None:
+        return FinishReason.ABORT
+    return FinishReason.STOP if form.ended else None
 
 
 def stream_seed(*parts: int) -> int:

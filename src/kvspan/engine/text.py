@@ -91,7 +91,7 @@ class OutputText:
 
     def _text_of(self, event: Event, token_id: int) -> str:
         # A token that ends the output is a mark and no text, unless stops are asked to be seen.
-        is_mark = event.finish_reason is FinishReason.STOP
+        is_mark = event.finish_reason is FinishReason.STOP and not event.form_ended
         silent = is_mark and not self._params.include_stop_str_in_output
         text = "" if silent else self._detokenizer.push(token_id)
         if event.finish_reason is not None:

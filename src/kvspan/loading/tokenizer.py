@@ -103,6 +103,10 @@ class Tokenizer:
         """
         return self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def to_json(self) -> str:
+        """The tokenizer proper, as a `tokenizer.json` has it."""
+        return self._core.to_str()
+
     def id_to_token(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it (a space may be `Ġ`), or None if there is none."""
         return self._core.id_to_token(token_id)

@@ -1,9 +1,10 @@
 """What every model is given and what it must offer. Knows no loader and no scheduler."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
@@ -87,6 +88,10 @@ class Model(Protocol):
 
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer, to be allocated once its size is known."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its layers by dotted name, to watch them."""
         ...
 
     def parameters_by_name(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""What the user asks of a plan: the model, the hardware, the load and the goal. Knows names and kinds."""
+"""What the user asks of a plan: model, hardware, load and goal. Knows names and kinds."""
 
 import math
 import re
@@ -114,13 +114,19 @@ class PlanAsked:
     )
     turns: int = option(whole(1, 10_000), 1, "turns of a session, for --simulate", _LOAD)
     concurrency: int | None = option(
-        whole(1, 1_000_000), None, "users who ask at once, all replicas together", _LOAD, unsaid="a sweep"
+        whole(1, 1_000_000),
+        None,
+        "users who ask at once, all replicas together",
+        _LOAD,
+        unsaid="a sweep",
     )
     requests: int | None = option(
         whole(1, 10_000_000), None, "requests to simulate", _LOAD, unsaid="8 a user"
     )
     ttft: float | None = option(DURATION, None, "longest time to the first token", _LOAD, unsaid="any")
-    tpot: float | None = option(DURATION, None, "longest time to each further token", _LOAD, unsaid="any")
+    tpot: float | None = option(
+        DURATION, None, "longest time to each further token", _LOAD, unsaid="any"
+    )
     goal: str = option(choice(*GOALS), "throughput", "what the best layout is best at", _LOAD)
 
     def __post_init__(self) -> None:
@@ -129,11 +135,15 @@ class PlanAsked:
             object.__setattr__(self, each.name, each.read(vars(self)[each.name]))
         for flag, tokens in (("--input", self.input), ("--output", self.output)):
             if tokens > MAX_TOKENS:
-                raise ConfigError(f"{flag} {tokens} is absurd: a request has {MAX_TOKENS} tokens at most.")
+                raise ConfigError(
+                    f"{flag} {tokens} is absurd: a request has {MAX_TOKENS} tokens at most."
+                )
         if self.new_tokens is not None and self.new_tokens > self.input:
             raise ConfigError(f"--new-tokens {self.new_tokens} is over --input {self.input}: lower it.")
         if self.turns > 1 and self.new_tokens is None:
-            raise ConfigError(f"--turns {self.turns} needs --new-tokens: what a turn adds to the prompt.")
+            raise ConfigError(
+                f"--turns {self.turns} needs --new-tokens: what a turn adds to the prompt."
+            )
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ConfigError(
                 f"--max-num-seqs {self.max_num_seqs} is over --max-num-batched-tokens "
@@ -148,4 +158,3 @@ class PlanAsked:
 
 PLAN_OPTIONS = options_of(PlanAsked)
 """The table that the fields of `PlanAsked` make."""
-

@@ -1,4 +1,4 @@
-"""What a layout's ranks hold: weights, and of what they leave, tokens. The same arithmetic as admission."""
+"""What a layout's ranks hold: weights, and tokens in what they leave. Admission's own arithmetic."""
 
 from dataclasses import dataclass
 

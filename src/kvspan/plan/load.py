@@ -1,14 +1,16 @@
 """What users ask: lengths, sharing and turns of agents, as streams of trace rows. Knows no engine.
 
-An agent is a session: its first prompt begins with a part that its group shares, and each further turn adds
-some tokens to it. When its turns are over another agent takes its place.
+An agent is a session: its first prompt begins with a part that its group shares, and each further turn
+adds some tokens to it. When its turns are over another agent takes its place.
 """
 
-import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
+
+import numpy as np
+from numpy.random import Generator
 
 from kvspan.errors import ConfigError
 from kvspan.trace.row import BLOCK_TOKENS, TraceRow, num_blocks
@@ -49,7 +51,7 @@ class Agents:
         input_tokens: quantiles of all prompts.
         output_tokens: of each turn.
         new_tokens: that a turn adds to the prompt, what the model said before among them.
-        turns: of a session at the most; over its turns a prompt grows by half its mean length at the most.
+        turns: of a session at the most; in them a prompt grows by half its mean length at the most.
         shared_prefix: share of a session's first prompt that the agents of a group have in common.
         groups: of agents.
         longest: tokens of the longest session; quantiles are cut there.
@@ -71,20 +73,20 @@ class Agents:
         return [self._user(user, fresh) for user in range(num_users)]
 
     def _user(self, user: int, fresh: Iterator[int]) -> Iterator[TraceRow]:
-        draw = random.Random(f"{self.seed} {user}")  # noqa: TID251 (seeded by an argument)
+        draw = np.random.default_rng([self.seed, user])
         length = self._length(draw)
-        skipped = draw.randrange(self._turns(length))
+        skipped = int(draw.integers(self._turns(length)))
         while True:
             yield from islice(self._session(length, draw, fresh), skipped, None)
             length, skipped = self._length(draw), 0
             while draw.random() * self._turns(length) > 1:  # sessions of many turns make more prompts
                 length = self._length(draw)
 
-    def _session(self, length: int, draw: random.Random, fresh: Iterator[int]) -> Iterator[TraceRow]:
+    def _session(self, length: int, draw: Generator, fresh: Iterator[int]) -> Iterator[TraceRow]:
         """Rows of a session whose prompts have `length` tokens in the mean."""
         turns = self._turns(length)
         first = max(length - self.new_tokens * (turns - 1) // 2, 1)
-        group = draw.randrange(self.groups)
+        group = int(draw.integers(self.groups))
         ids = [(group << 32) + i for i in range(int(first * self.shared_prefix) // BLOCK_TOKENS)]
         for turn in range(turns):
             tokens = first + turn * self.new_tokens
@@ -95,7 +97,7 @@ class Agents:
     def _turns(self, length: int) -> int:
         return min(self.turns, 1 + length // (2 * self.new_tokens))
 
-    def _length(self, draw: random.Random) -> int:
+    def _length(self, draw: Generator) -> int:
         """A prompt's length, from among those within `longest`."""
         while True:
             length = int(quantile(self.input_tokens, draw.random()))

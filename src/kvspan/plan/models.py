@@ -1,4 +1,4 @@
-"""From what the user calls a model to its config: facts that come with kvspan, files, the hub. No weights."""
+"""From what the user calls a model to its config: kvspan's facts, files, the hub. No weights."""
 
 import re
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ def find_model(name: str) -> FoundModel:
     """Finds a model's config; only keys that the arithmetic needs must be in it.
 
     Args:
-        name: a model that kvspan has facts of, in any case, with or without its organisation; a directory
-            with a `config.json`; a config file; or a hub id.
+        name: a model that kvspan has facts of, in any case, with or without its organisation; a
+            directory with a `config.json`; a config file; or a hub id.
 
     Raises:
         ModelError: it is nowhere, or lacks a key, which the sentence names.
@@ -52,7 +52,8 @@ def find_model(name: str) -> FoundModel:
         return _read(name, _downloaded(name))
     near = get_close_matches(_normal(name), known, n=3, cutoff=0.4) or list(known)
     raise ModelError(
-        f'No model "{name}": it is no directory with a config.json, no config file and no hub id (org/name); '
+        f'No model "{name}": it is no directory with a config.json, no config file and no hub id '
+        "(org/name); "
         f"of models that kvspan has facts of, the nearest are {', '.join(known[n].stem for n in near)}."
     )
 

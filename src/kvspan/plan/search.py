@@ -1,7 +1,7 @@
 """Every layout of some GPUs: which are legal, what each holds and how fast it is, and which is best.
 
-Legal is what `topology.check_layout` lets through, fitting what `plan.capacity` does; what is refused is kept
-with its reason. Knows no printing.
+Legal is what `topology.check_layout` lets through, fitting what `plan.capacity` does; what is refused is
+kept with its reason. Knows no printing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,8 +49,10 @@ class Candidate:
         """The layout as flags."""
         t = self.topology
         flags = f"-tp {t.tp_size} -dcp {t.dcp_size}"
-        return flags + (f" -pcp {t.pcp_size}" if t.pcp_size > 1 else "") + (
-            f" -dp {self.replicas}" if self.replicas > 1 else ""
+        return (
+            flags
+            + (f" -pcp {t.pcp_size}" if t.pcp_size > 1 else "")
+            + (f" -dp {self.replicas}" if self.replicas > 1 else "")
         )
 
     @property
@@ -305,9 +307,7 @@ def _planned(
 def _points(
     asked: PlanAsked, cost: StepCost, capacity: Capacity, load: Load, candidate: Candidate
 ) -> Iterator[Point]:
-    limits = Limits(
-        max_num_seqs=asked.max_num_seqs, max_num_batched_tokens=asked.max_num_batched_tokens
-    )
+    limits = Limits(max_num_seqs=asked.max_num_seqs, max_num_batched_tokens=asked.max_num_batched_tokens)
     room = requests_with_room(capacity, load)
     for per_replica in _sweep(asked.concurrency, candidate.replicas, room, asked.max_num_seqs):
         steady = steady_state(cost, capacity, load, limits, concurrency=per_replica)
@@ -397,9 +397,7 @@ def _fits(
             replicate_q=False,
             exchange="a2a",
         )
-        layout = CacheLayout(
-            block_size=asked.block_size, dcp_size=dcp_size, interleave=asked.block_size
-        )
+        layout = CacheLayout(block_size=asked.block_size, dcp_size=dcp_size, interleave=asked.block_size)
         try:
             check_layout(topology, model.config.heads)
             cost = StepCost(deployment_of(asked, model, device, candidate, dtypes))

@@ -1,8 +1,9 @@
 """The engine without ranks: its own loop, scheduler and blocks, on a clock that the cost model moves.
 
-`EngineCore` is told to run on `SimulatedRanks`, which answer every step at once and say how long it would
-have taken. What is admitted, preempted, cut in chunks or found in the cache is therefore what the engine
-would do, and no copy of it. Keys of blocks come from a trace's ids, so prompts cost nothing by the token.
+`EngineCore` is told to run on `SimulatedRanks`, which answer every step at once and say how long it
+would have taken. What is admitted, preempted, cut in chunks or found in the cache is therefore what the
+engine would do, and no copy of it. Keys of blocks come from a trace's ids, so prompts cost nothing by
+the token.
 
 Knows the engine and the cost model. Knows no tensors, no text and no machine.
 """
@@ -20,6 +21,7 @@ from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
 from kvspan.step import RankReport, Sampled, Step, StepResult
 from kvspan.trace.row import TraceRow
+
 
 class SimulatedRanks:
     """An executor whose ranks take time and compute nothing.
@@ -73,8 +75,8 @@ class SimulatedRanks:
 class TraceKeys:
     """Keys of a request's units, from the ids of its trace row.
 
-    An id stands for its block and for all before it, so the id of the block in which a unit ends, with the
-    unit's number, says all of its content. Where the ids end, units are the request's own.
+    An id stands for its block and for all before it, so the id of the block in which a unit ends, with
+    the unit's number, says all of its content. Where the ids end, units are the request's own.
 
     Args:
         row: of the trace.

@@ -1,8 +1,8 @@
 """A deployment that serves like requests for ever: closed formulas for what the simulator replays.
 
-A closed loop: `concurrency` users ask again as soon as they are answered. Of them some run, as far as the
-cache has room; of those that run most decode, and some have their prompts computed, in chunks that share
-the steps. Knows no order of arrival and no variance: the simulator does.
+A closed loop: `concurrency` users ask again as soon as they are answered. Of them some run, as far as
+the cache has room; of those that run most decode, and some have their prompts computed, in chunks that
+share the steps. Knows no order of arrival and no variance: the simulator does.
 """
 
 from dataclasses import dataclass

@@ -4,6 +4,8 @@ A worker obeys and decides nothing: what it computes, and which collectives it m
 step alone, so its neighbours do the same by construction.
 """
 
+from collections.abc import Callable
+
 import psutil
 import torch
 
@@ -20,9 +22,11 @@ from kvspan.loading.resolve import resolve
 from kvspan.models.base import RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
+from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs
+from kvspan.worker.watch import Recorder, watch_layers, watched_context
 
 
 class Worker:
@@ -31,19 +35,28 @@ class Worker:
     Args:
         resolved: what will run.
         world: all ranks; the worker makes its groups from it.
+        watched: whether it can say where its time goes; watching costs a little even while it is off.
     """
 
-    def __init__(self, resolved: Resolved, world: World) -> None:
+    def __init__(self, resolved: Resolved, world: World, *, watched: bool = False) -> None:
         self._resolved, self._rank = resolved, world.rank
         self._device = rank_device(resolved.device, world.rank)
-        self._model = build_model(resolved.model_config, _context(resolved, world, self._device))
+        self._recorder = Recorder()
+        context = _context(resolved, world, self._device)
+        if watched:
+            context = watched_context(context, self._recorder)
+        self._model = build_model(resolved.model_config, context)
+        if watched:
+            watch_layers(self._model, self._recorder)
         self._outputs = Outputs(
             self._model,
             Sampler(),
             eos_token_ids=resolved.model_config.eos_token_ids,
             is_speaker=world.rank == 0,
+            recorder=self._recorder,
         )
-        self._mirrors = Mirrors(self._no_table)
+        self._new_table: Callable[[], RankTable] = self._no_table
+        self._mirrors = Mirrors(self._new_table)
         self._next_step_id = 0
 
     def load(self) -> RankReport:
@@ -71,26 +84,55 @@ class Worker:
             store.allocate(num_blocks)
         layout = self._resolved.cache_layout
         dcp_rank = self._resolved.topology.dcp_rank(self._rank)
-        self._mirrors = Mirrors(lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks))
+        self._new_table = lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks)
+        self._mirrors = Mirrors(self._new_table)
+
+    @torch.inference_mode()
+    def fill(self, fill: Fill) -> None:
+        """Makes up keys and values for units of which nothing is computed."""
+        resolved = self._resolved
+        filler = Filler(
+            self._model.kv_stores(),
+            resolved.model_config,
+            kv_heads=resolved.topology.kv_heads(self._rank, resolved.model_config.heads),
+            block_size=resolved.block_size,
+            dtype=torch_dtype(resolved.dtype),
+            device=self._device,
+        )
+        table = self._new_table()
+        table.append(fill.units)
+        filler.fill(table, num_tokens=fill.num_tokens, seed=fill.seed)
+
+    def watch(self, on: bool) -> list[TimedSpan]:
+        """Notes where time goes from here on, or no longer; what it noted since the last call."""
+        return self._recorder.switch(on)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Does a step; the result is whole on rank 0 alone."""
         assert step.step_id == self._next_step_id, f"step {step.step_id} came for {self._next_step_id}"
         self._next_step_id += 1
-        self._mirrors.learn(step)
-        if not step.rows:  # it only told who has ended
-            return StepResult(step.step_id, ())
-        batch = build_batch(
-            step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
-        )
-        hidden = self._model.forward(batch)
-        return StepResult(step.step_id, self._outputs.of(step.rows, self._mirrors, hidden))
+        with self._recorder.span("step"):
+            return self._execute(step)
 
     def close(self) -> None:
         """Gives the memory back."""
         for store in self._model.kv_stores():
             store.allocate(0)
+
+    def _execute(self, step: Step) -> StepResult:
+        with self._recorder.span("prepare"):
+            self._mirrors.learn(step)
+            batch = build_batch(
+                step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
+            )
+        if not step.rows:  # it only told who has ended
+            return StepResult(step.step_id, ())
+        with self._recorder.span("forward"):
+            hidden = self._model.forward(batch)
+        with self._recorder.span("sample"):
+            sampled = self._outputs.of(step.rows, self._mirrors, hidden)
+        return StepResult(step.step_id, sampled)
 
     @staticmethod
     def _no_table() -> RankTable:
