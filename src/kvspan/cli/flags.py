@@ -60,7 +60,17 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     parser.add_argument(
         "--config", metavar="FILE.yaml", type=Path, help="options in a file; typed ones win over it"
     )
-    for heading, options in groupby(ENGINE_OPTIONS, key=lambda option: option.group):
+    add_options(parser, ENGINE_OPTIONS)
+
+
+def add_options(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+    """Adds every option of a table, under its heading.
+
+    Args:
+        parser: of a command.
+        table: in the order of `--help`; neighbours of one group share its heading.
+    """
+    for heading, options in groupby(table, key=lambda option: option.group):
         group = parser.add_argument_group(heading)
         for option in options:
             _add_flag(group, option)

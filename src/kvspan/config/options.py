@@ -29,6 +29,8 @@ class OptionGroup(StrEnum):
     CACHE = "KV cache"
     SCHEDULING = "Scheduling"
     RUNTIME = "Runtime"
+    HARDWARE = "Hardware"
+    LOAD = "Load and goal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

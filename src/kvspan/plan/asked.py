@@ -32,8 +32,8 @@ KV_BYTES = DTYPE_BYTES | {"fp8_e4m3": 1, "int8": 1}
 """Bytes of a cached element."""
 GOALS = ("throughput", "latency", "capacity")
 
-_MODEL, _LOAD, _LIMITS = OptionGroup.MODEL, OptionGroup.SCHEDULING, OptionGroup.CACHE
-_HARDWARE = OptionGroup.PARALLELISM
+_MODEL, _HARDWARE = OptionGroup.MODEL, OptionGroup.HARDWARE
+_LIMITS, _LOAD = OptionGroup.SCHEDULING, OptionGroup.LOAD
 
 
 def _read_duration(value: object) -> float:
@@ -94,12 +94,12 @@ class PlanAsked:
     gpu_memory_utilization: float = option(
         FRACTION, GPU_FRACTION, "fraction of each GPU for weights and KV cache", _HARDWARE
     )
-    block_size: int = option(whole(8, 2**16, multiple_of=8), 64, "B: tokens of a block", _LIMITS)
-    max_num_seqs: int = option(whole(1), 1024, "requests that run at once in a replica", _LIMITS)
-    max_num_batched_tokens: int = option(TOKENS, 8192, "tokens of a step at the most", _LIMITS)
     enable_expert_parallel: bool = option(
         SWITCH, False, "keep whole experts on each rank, and not a part of each", _HARDWARE
     )
+    block_size: int = option(whole(8, 2**16, multiple_of=8), 64, "B: tokens of a block", _LIMITS)
+    max_num_seqs: int = option(whole(1), 1024, "requests that run at once in a replica", _LIMITS)
+    max_num_batched_tokens: int = option(TOKENS, 8192, "tokens of a step at the most", _LIMITS)
     input: int = option(TOKENS, 8192, "tokens of a prompt, in the mean", _LOAD)
     output: int = option(TOKENS, 512, "tokens that it gets", _LOAD)
     shared_prefix: float = option(

@@ -1,4 +1,4 @@
-"""The planner against published figures, by one set of constants. Bounds as issue 7 of the project has them."""
+"""The planner against published figures, by one set of constants."""
 
 import json
 from functools import cache
