@@ -47,7 +47,6 @@ INSTEAD = {
     "--num-speculative-tokens": _NO_SPECULATION,
     "--nnodes": _NO_RAY,
     "--optimization-level": "nothing is compiled: leave it out",
-    "--prefill-strategy": "queries are always what travels for cached context: leave it out",
     "--quantization": "it is read from the checkpoint: leave it out",
     "--ray-workers-use-nsight": _NO_RAY,
     "--revision": "download the revision and name its directory as --model",

@@ -30,7 +30,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
-        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
+        prefill_strategy: what travels for cached context, `allgather_q`, `allgather_kv` or
+            `fewest_bytes`, which is either, sequence by sequence.
+        workspace_tokens: cached tokens that a rank gathers, or expands to keys and values, at once;
+            a multiple of B and of W.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.
@@ -63,6 +66,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     kv_dtype: str
+    prefill_strategy: str
     workspace_tokens: int
     max_model_len: int
     max_num_batched_tokens: int
