@@ -74,24 +74,20 @@ class CacheStore(Protocol):
         """
         ...
 
-    def seen(self, index: KeyIndex) -> Seen:
-        """What the rows of a step see."""
-        ...
-
-
-class GatherableStore(CacheStore, Protocol):
-    """A cache whose vectors can be taken out and sent: all that is kept of a token, side by side."""
-
     def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """The vectors of some slots.
+        """What some slots hold, as `write_cached` takes it, in the dtype of the computation.
 
         Args:
             blocks: [n] int64.
             offsets: [n] int64, the place in the block of each.
 
         Returns:
-            [n, Hkv, elements cached] in the dtype of the computation.
+            [n, Hkv, elements of a head's slot].
         """
+        ...
+
+    def seen(self, index: KeyIndex) -> Seen:
+        """What the rows of a step see."""
         ...
 
 
@@ -118,7 +114,7 @@ class _Store:
             slots.allocate(num_blocks)
 
     def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
-        """See `GatherableStore.read`."""
+        """See `CacheStore.read`."""
         return torch.cat([slots.read(blocks, offsets) for slots in self._slots], dim=-1)
 
 

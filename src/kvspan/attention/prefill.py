@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvspan.attention.contract import Kernel, KeyIndex
-from kvspan.attention.kv_store import GatherableStore
+from kvspan.attention.kv_store import CacheStore
 from kvspan.attention.merge import Merged
 from kvspan.comm.group import Group
 
@@ -217,7 +217,7 @@ class OwnHeads:
     def __init__(
         self,
         kernel: Kernel,
-        store: GatherableStore,
+        store: CacheStore,
         group: Group,
         *,
         expand: Callable[[Tensor], tuple[Tensor, Tensor]],

@@ -32,7 +32,6 @@ INSTEAD = {
     "--download-dir": "downloads go to the Hugging Face cache: set HF_HOME",
     "--enable-lora": _NO_ADAPTERS,
     "--enforce-eager": "there are no CUDA graphs, so everything is eager: leave it out",
-    "--generation-config": "sampling is set per request: use SamplingParams",
     "--guided-decoding-backend": "there is no guided decoding: leave it out",
     "--kv-transfer-config": "prefill and decode run in one instance: leave it out",
     "--limit-mm-per-prompt": _NO_MULTIMODAL,

@@ -83,6 +83,13 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] = option(
         MAPPING, {}, "keys that replace those of the model's config.json", _MODEL
     )
+    generation_config: str = option(
+        TEXT,
+        "auto",
+        "sampling of requests that do not say it: auto is the model's generation_config.json, vllm is "
+        "none, a directory is the one in it",
+        _MODEL,
+    )
     seed: int = option(whole(0, 2**63 - 1), 0, "seed of sampling and of dummy weights", _MODEL)
 
     tensor_parallel_size: int = option(

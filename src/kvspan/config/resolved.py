@@ -46,6 +46,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         kv_budget_bytes: of each rank's KV cache, or None for a fraction of what is free.
         kv_fraction: of a GPU for weights and cache, or of the host's free memory for all caches;
             counts when there is no `kv_budget_bytes`.
+        sampling_defaults: parameters of `SamplingParams` for requests that do not say them.
         why: for each choice that nobody made, a sentence of reason, by name.
         notes: sentences about what is not loaded, and flags that were given and have no effect.
     """
@@ -79,6 +80,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     kv_budget_bytes: int | None
     kv_fraction: float
+    sampling_defaults: dict[str, int | float]
     why: dict[str, str]
     notes: tuple[str, ...]
 

@@ -3,7 +3,9 @@
 Pure: the model and the machine come in as facts. Knows bytes, no times; measures nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -40,13 +42,20 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     no_shm: str | None = None
 
 
-def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
+def resolve(
+    asked: EngineConfig,
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    sampling_defaults: Mapping[str, int | float] = MappingProxyType({}),
+) -> Resolved:
     """Checks what was asked and makes the choices that it leaves.
 
     Args:
         asked: options.
         model: sizes and settings, with `asked.hf_overrides` in them.
         machine: facts.
+        sampling_defaults: parameters for requests that do not say them.
 
     Raises:
         LayoutError: ranks, heads, blocks and interleave do not fit together.
@@ -89,8 +98,9 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         num_threads=chosen.num_threads.value,
         kv_budget_bytes=asked.kv_cache_memory,
         kv_fraction=chosen.kv_fraction.value,
+        sampling_defaults=dict(sampling_defaults),
         why={"layout": _layout_sentence(model, topology, mode), **chosen.why()},
-        notes=_notes(asked, model, topology, chosen.executor.value),
+        notes=_notes(asked, model, topology, chosen.executor.value) + _sampling_note(sampling_defaults),
     )
 
 
@@ -388,3 +398,14 @@ def _notes(
     towers = f"only the text model ({model.tensor_prefix}*) is loaded: other towers are skipped."
     skipped = (towers,) if model.tensor_prefix else ()
     return skipped + tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)
+
+
+def _sampling_note(defaults: Mapping[str, int | float]) -> tuple[str, ...]:
+    """What requests are sampled with that do not say it, if that is not what it would be."""
+    if not defaults:
+        return ()
+    said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    return (
+        f"requests that do not say otherwise have {said}, of the generation_config.json "
+        "(--generation-config vllm leaves it out).",
+    )

@@ -3,7 +3,7 @@
 The file has a token a line, base64, and its rank: tiktoken merges the neighbours that together have the
 lowest rank. Each way to make a token of two others is a merge of that rank, so the merges of an ordinary
 BPE follow. What the file does not say is how text is cut before merging, and which special tokens there
-are: the latter are in `tokenizer_config.json`; the former is code in the checkpoint, and is known here for
+are: the latter are in `tokenizer_config.json`; the former is code of the checkpoint, and known here for
 Kimi (`tokenization_kimi.py`). Others are cut as cl100k_base cuts (GPT-4, Llama 3, the first Qwen).
 """
 
