@@ -74,6 +74,18 @@ class CacheStore(Protocol):
         """
         ...
 
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """What some slots hold, as `write_cached` takes it, in the dtype of the computation.
+
+        Args:
+            blocks: [n] int64.
+            offsets: [n] int64, the place in the block of each.
+
+        Returns:
+            [n, Hkv, elements of a head's slot].
+        """
+        ...
+
     def seen(self, index: KeyIndex) -> Seen:
         """What the rows of a step see."""
         ...
@@ -100,6 +112,10 @@ class _Store:
         """See `CacheStore.allocate`."""
         for slots in self._slots:
             slots.allocate(num_blocks)
+
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `CacheStore.read`."""
+        return torch.cat([slots.read(blocks, offsets) for slots in self._slots], dim=-1)
 
 
 class KvStore(_Store):
@@ -130,6 +146,10 @@ class KvStore(_Store):
         """See `CacheStore.write_cached`."""
         keys, values = rows.chunk(2, dim=-1)
         self.write(keys, values, writes)
+
+    def rounded(self, keys: Tensor, values: Tensor) -> Tensor:
+        """What `read` would give of rows [R, Hkv, D] after `write`: [R, Hkv, 2 D]."""
+        return torch.cat([self._keys.rounded(keys), self._values.rounded(values)], dim=-1)
 
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
@@ -167,6 +187,10 @@ class LatentStore(_Store):
     def write_cached(self, rows: Tensor, writes: Writes) -> None:
         """See `CacheStore.write_cached`."""
         self.write(rows[:, 0], writes)
+
+    def rounded(self, keys: Tensor) -> Tensor:
+        """What `read` would give of rows [R, D] after `write`: [R, 1, D]."""
+        return self._keys.rounded(keys[:, None])
 
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""

@@ -77,6 +77,22 @@ class Slots(Protocol):
         """Stores those of rows [R, Hkv, D] that live here."""
         ...
 
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Vectors as kernels see them.
+
+        Args:
+            blocks: [n] int64.
+            offsets: [n] int64, the place in the block of each.
+
+        Returns:
+            [n, Hkv, D] in the dtype of the computation.
+        """
+        ...
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """Rows [R, Hkv, D] as `read` would give them after `put`."""
+        ...
+
     def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
         """What a step's rows see, in the dtype of the computation.
 
@@ -112,6 +128,14 @@ class PlainSlots:
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
         _put(self.all, rows[writes.rows].to(self._dtype), writes)
+
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `Slots.read`."""
+        return self.all[blocks, :, offsets]
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """See `Slots.rounded`."""
+        return rows.to(self._dtype)
 
     def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
         """See `Slots.seen`: all blocks, where they lie."""
@@ -153,23 +177,38 @@ class ScaledSlots:
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        parts = rows[writes.rows].float().split_with_sizes(self._shape.parts, dim=-1)
+        codes, scales = self._coded(rows[writes.rows])
+        _put(self._codes, codes, writes)
+        _put(self._scales, scales, writes)
+
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `Slots.read`."""
+        return self._decoded(self._codes[blocks, :, offsets], self._scales[blocks, :, offsets])
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """See `Slots.rounded`."""
+        return self._decoded(*self._coded(rows))
+
+    def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, Hkv, D] -> codes [n, Hkv, D], as bytes, and scales [n, Hkv, parts]."""
+        parts = rows.float().split_with_sizes(self._shape.parts, dim=-1)
         limit = LIMITS[self._dtype]
         largest = torch.stack([part.abs().amax(dim=-1) for part in parts], dim=-1)  # [n, Hkv, parts]
         scales = (largest / limit).to(SCALE_DTYPE)
         scales = scales.masked_fill(scales == 0.0, 1.0)
         scaled = torch.cat(parts, dim=-1) / self._spread(scales)
         whole = scaled if self._dtype.is_floating_point else scaled.round()
-        codes = whole.clamp(-limit, limit).to(self._dtype)
-        _put(self._codes, codes.view(torch.uint8), writes)
-        _put(self._scales, scales, writes)
+        return whole.clamp(-limit, limit).to(self._dtype).view(torch.uint8), scales
+
+    def _decoded(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """[..., D] codes and [..., parts] scales -> values [..., D]."""
+        return codes.view(self._dtype).to(self._seen_dtype) * self._spread(scales)
 
     def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
         """See `Slots.seen`: each block that a table names, once, written out."""
         named = torch.cat([*index.tables, self._no_blocks()])
         blocks, places = torch.unique(named, return_inverse=True)
-        values = self._codes[blocks].view(self._dtype).to(self._seen_dtype)
-        values *= self._spread(self._scales[blocks])
+        values = self._decoded(self._codes[blocks], self._scales[blocks])
         tables = places.split([len(table) for table in index.tables] + [0])[:-1]
         return values, replace(index, tables=tuple(tables))
 

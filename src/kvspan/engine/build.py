@@ -1,7 +1,7 @@
 """From what was asked to a running engine: find the model, make the choices, start the ranks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
@@ -9,7 +9,7 @@ import torch
 from kvspan.comm.group import World
 from kvspan.comm.shm import refusal as shm_refusal
 from kvspan.config.engine import EngineConfig
-from kvspan.config.model import ModelConfig, parse_model_config, with_overrides
+from kvspan.config.model import ModelConfig, parse_model_config, token_ids, with_overrides
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine
 from kvspan.cost.choose import resolve as choose
@@ -18,6 +18,7 @@ from kvspan.engine.engine import Engine
 from kvspan.executor.children import fork_server
 from kvspan.executor.inprocess import InProcessExecutor
 from kvspan.executor.multiprocess import MultiprocessExecutor
+from kvspan.loading.generation import read_generation_config, sampling_defaults
 from kvspan.loading.resolve import locate
 from kvspan.loading.resolve import resolve as open_checkpoint
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
@@ -75,9 +76,19 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     raw = with_overrides(checkpoint.raw_config, asked.hf_overrides)
     model = parse_model_config(raw, where=checkpoint.where)
     check_architecture(model)
-    weights = asked.tokenizer is None and asked.load_format != "dummy"
-    tokenizer = find_tokenizer(locate(asked.tokenizer or asked.model, weights=weights))
-    return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
+    place = locate(asked.model, weights=asked.load_format != "dummy")
+    tokenizer = find_tokenizer(
+        place if asked.tokenizer is None else locate(asked.tokenizer, weights=False)
+    )
+    generation = read_generation_config(asked.generation_config, place)
+    ends = (*token_ids(generation.get("eos_token_id")), *(tokenizer.eos_token_ids if tokenizer else ()))
+    resolved = choose(
+        asked,
+        _with_eos(model, ends),
+        this_machine(),
+        sampling_defaults=sampling_defaults(generation, where=asked.model),
+    )
+    return resolved, tokenizer
 
 
 def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:
@@ -113,8 +124,7 @@ def this_machine() -> Machine:
     )
 
 
-def _with_eos(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+def _with_eos(model: ModelConfig, more: Sequence[int]) -> ModelConfig:
     """A chat model often ends its turns with a token that its config.json does not name."""
-    more = () if tokenizer is None else tokenizer.eos_token_ids
     known = tuple(t for t in dict.fromkeys((*model.eos_token_ids, *more)) if t < model.vocab_size)
     return msgspec.structs.replace(model, eos_token_ids=known)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
+from kvspan.attention.prefill import GatherPlan
 from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
@@ -23,13 +24,17 @@ class Batch:
         token_ids: [R] int64.
         positions: [R] int64, place of each token in its sequence.
         writes: rows whose key and value this rank stores, and where.
-        keys: which of this rank's keys each row sees.
+        asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
+        keys: which of this rank's keys each asking row sees.
+        gathered: rows whose keys come to them, and what they see.
     """
 
     token_ids: Tensor
     positions: Tensor
     writes: Writes
+    asking: slice | Tensor
     keys: KeyIndex
+    gathered: GatherPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +52,7 @@ class RankContext:
         kernel: attention over this rank's shard.
         storage: dtype of weights and activations, and the device of everything.
         cache: how keys and values are kept.
-        workspace_tokens: cached latents that are expanded to keys and values at once.
+        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
     """
 
     topology: Topology

@@ -12,10 +12,12 @@ import torch
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.prefill import Workspace
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
+from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
@@ -57,6 +59,8 @@ class Worker:
         )
         self._new_table: Callable[[], RankTable] = self._no_table
         self._mirrors = Mirrors(self._new_table)
+        self._rule = _prefill_rule(resolved)
+        self._workspace = _workspace(resolved, world.rank, self._device)
         self._next_step_id = 0
 
     def load(self) -> RankReport:
@@ -123,9 +127,7 @@ class Worker:
     def _execute(self, step: Step) -> StepResult:
         with self._recorder.span("prepare"):
             self._mirrors.learn(step)
-            batch = build_batch(
-                step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
-            )
+            batch = build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):
@@ -159,6 +161,27 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         storage=Storage(dtype, device),
         cache=CacheFormat(block_size=resolved.block_size, dtype=kv_dtype, computed=dtype, device=device),
         workspace_tokens=resolved.workspace_tokens,
+    )
+
+
+def _prefill_rule(resolved: Resolved) -> PrefillRule:
+    return PrefillRule.of(
+        resolved.prefill_strategy,
+        resolved.model_config,
+        resolved.topology,
+        exchange=resolved.exchange,
+        replicate_q=resolved.replicate_q,
+        dtype_bytes=torch_dtype(resolved.dtype).itemsize,
+    )
+
+
+def _workspace(resolved: Resolved, rank: int, device: torch.device) -> Workspace:
+    return Workspace(
+        tokens=resolved.workspace_tokens,
+        dcp_rank=resolved.topology.dcp_rank(rank),
+        dcp_size=resolved.dcp_size,
+        block_size=resolved.block_size,
+        device=device,
     )
 
 
