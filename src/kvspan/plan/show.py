@@ -223,8 +223,8 @@ def _best(plan: Plan, best: Planned) -> str:
     flags = f"{best.candidate.layout} {best.candidate.choices}".strip()
     yet = f" (kvspan cannot run it yet: {best.missing})" if best.missing else ""
     return (
-        f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a second "
-        f"and GPU for {point.concurrency:,} users.{yet}"
+        f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a "
+        f"second and GPU for {point.concurrency:,} users.{yet}"
     )
 
 
