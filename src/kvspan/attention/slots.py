@@ -1,25 +1,19 @@
 """Slots of a rank's part of the cache: where vectors of tokens are put, and how they are seen again.
 
     plain    elements as they are; kernels read them where they lie
-    scaled   8 bits an element, and a scale for each token, head and part of its vector; the blocks that
-             a step sees are written out in the dtype of the computation, and its tables point there
+    scaled   8 bits an element, and a scale for each token, head and part of its vector
 
 Knows blocks by number. Knows no requests, and not what the vectors are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import KeyIndex
-
-LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Dtypes of 8 bits -> the largest number that they hold."""
-SCALE_DTYPE = torch.bfloat16
-"""Vectors are divided by the scale as it is stored, so its own rounding costs nothing."""
+from kvspan.attention.scaled import LIMITS, SCALE_DTYPE, Scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +59,11 @@ class Slots(Protocol):
     """Vectors of tokens, [N, Hkv, B, D]."""
 
     @property
+    def all(self) -> Tensor | Scaled:
+        """The vectors, where they lie."""
+        ...
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """What is allocated."""
         ...
@@ -75,14 +74,6 @@ class Slots(Protocol):
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """Stores those of rows [R, Hkv, D] that live here."""
-        ...
-
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """What a step's rows see, in the dtype of the computation.
-
-        Returns:
-            blocks [n, Hkv, B, D], and the index with tables that point into them.
-        """
         ...
 
 
@@ -100,29 +91,27 @@ class PlainSlots:
         self.allocate(0)
 
     @property
+    def all(self) -> Tensor:
+        """See `Slots.all`."""
+        return self._all
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """See `Slots.tensors`."""
-        return (self.all,)
+        return (self._all,)
 
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         shape = self._shape.of(num_blocks, self._shape.dim)
-        self.all = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._all = torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        _put(self.all, rows[writes.rows].to(self._dtype), writes)
-
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """See `Slots.seen`: all blocks, where they lie."""
-        return self.all, index
+        _put(self._all, rows[writes.rows].to(self._dtype), writes)
 
 
 class ScaledSlots:
-    """8 bits an element, and a scale for each token, head and part.
-
-    An int8 is within 1/254 of the largest element of its part; an e4m3 within 1/16 of its own value, or,
-    for elements under 2^-15 of the largest, within 2^-19 of that.
+    """8 bits an element, and a scale for each token, head and part; `Scaled.of` says how near they are.
 
     Args:
         shape: what a slot holds.
@@ -138,48 +127,33 @@ class ScaledSlots:
         self.allocate(0)
 
     @property
+    def all(self) -> Scaled:
+        """See `Slots.all`."""
+        return self._all
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """See `Slots.tensors`."""
-        return self._codes, self._scales
+        return self._all.codes, self._all.scales
 
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         codes, scales = (
             self._shape.of(num_blocks, last) for last in (self._shape.dim, len(self._shape.parts))
         )
-        # Bytes, since not every device indexes elements of 8-bit floats.
-        self._codes = torch.empty(codes, dtype=torch.uint8, device=self._device)
-        self._scales = torch.empty(scales, dtype=SCALE_DTYPE, device=self._device)
+        self._all = Scaled(
+            torch.empty(codes, dtype=self._dtype, device=self._device),
+            torch.empty(scales, dtype=SCALE_DTYPE, device=self._device),
+            self._shape.parts,
+            self._seen_dtype,
+        )
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        parts = rows[writes.rows].float().split_with_sizes(self._shape.parts, dim=-1)
-        limit = LIMITS[self._dtype]
-        largest = torch.stack([part.abs().amax(dim=-1) for part in parts], dim=-1)  # [n, Hkv, parts]
-        scales = (largest / limit).to(SCALE_DTYPE)
-        scales = scales.masked_fill(scales == 0.0, 1.0)
-        scaled = torch.cat(parts, dim=-1) / self._spread(scales)
-        whole = scaled if self._dtype.is_floating_point else scaled.round()
-        codes = whole.clamp(-limit, limit).to(self._dtype)
-        _put(self._codes, codes.view(torch.uint8), writes)
-        _put(self._scales, scales, writes)
-
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """See `Slots.seen`: each block that a table names, once, written out."""
-        named = torch.cat([*index.tables, self._no_blocks()])
-        blocks, places = torch.unique(named, return_inverse=True)
-        values = self._codes[blocks].view(self._dtype).to(self._seen_dtype)
-        values *= self._spread(self._scales[blocks])
-        tables = places.split([len(table) for table in index.tables] + [0])[:-1]
-        return values, replace(index, tables=tuple(tables))
-
-    def _spread(self, scales: Tensor) -> Tensor:
-        """[..., parts] -> [..., D]: each element's scale, in the dtype of the computation."""
-        sizes = torch.tensor(self._shape.parts, device=scales.device)
-        return scales.to(self._seen_dtype).repeat_interleave(sizes, dim=-1)
-
-    def _no_blocks(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.int64, device=self._device)
+        put = Scaled.of(rows[writes.rows], self._shape.parts, codes=self._dtype)
+        # Bytes, since not every device indexes elements of 8-bit floats.
+        _put(self._all.codes.view(torch.uint8), put.codes.view(torch.uint8), writes)
+        _put(self._all.scales, put.scales, writes)
 
 
 def make_slots(

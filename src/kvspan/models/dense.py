@@ -98,9 +98,7 @@ class DenseAttention(nn.Module):
         query, key = rotation.apply(query), rotation.apply(key)
         self.store.write(key, value, batch.writes)
         seen = self.store.seen(batch.keys)
-        partial, lse = self.kernel(
-            query.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.scale
-        )
+        partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
         piece = self.exchange.start(partial, lse, self.pieces).wait()
         out: Tensor = self.out(piece.to(x.dtype))
         return out
