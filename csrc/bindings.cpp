@@ -36,32 +36,51 @@ NB_MODULE(_native, m) {
     nb::enum_<Dtype>(m, "Dtype")
         .value("f32", Dtype::f32)
         .value("bf16", Dtype::bf16)
-        .value("f16", Dtype::f16);
+        .value("f16", Dtype::f16)
+        .value("i8", Dtype::i8)
+        .value("e4m3", Dtype::e4m3);
     m.def("available", &available);
 
     using Address = std::uintptr_t;
     using Size = std::int64_t;
     // clang-format off
-    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,
+    m.def("attend", [](Isa isa, Dtype dtype, Dtype stored, int threads, float scale,
                        Address query, Size query_row, Size query_head,
                        Address keys, Size key_block, Size key_head, Size key_slot,
+                       Address key_scales, Size key_scale_block, Size key_scale_head,
+                       Size key_scale_slot,
                        Address values, Size value_block, Size value_head, Size value_slot,
+                       Address value_scales, Size value_scale_block, Size value_scale_head,
+                       Size value_scale_slot,
                        int heads, int kv_heads, int head_dim, int value_dim, int block_size,
+                       int first_part,
                        Size sequences, Address row_starts, Address table_starts, Address tables,
                        Address first, Address last, Address out, Address lse) {
         // clang-format on
         const Attention call{
             .dtype = dtype,
+            .stored = stored,
             .query = at<void>(query),
             .query_row_stride = query_row,
             .query_head_stride = query_head,
-            .keys = {at<void>(keys), key_block, key_head, key_slot},
-            .values = {at<void>(values), value_block, value_head, value_slot},
+            .keys = {at<void>(keys),
+                     key_block,
+                     key_head,
+                     key_slot,
+                     {at<const std::uint16_t>(key_scales), key_scale_block, key_scale_head,
+                      key_scale_slot}},
+            .values = {at<void>(values),
+                       value_block,
+                       value_head,
+                       value_slot,
+                       {at<const std::uint16_t>(value_scales), value_scale_block, value_scale_head,
+                        value_scale_slot}},
             .heads = heads,
             .kv_heads = kv_heads,
             .head_dim = head_dim,
             .value_dim = value_dim,
             .block_size = block_size,
+            .part_dims = {first_part, head_dim - first_part},
             .sequences = sequences,
             .row_starts = at<const Size>(row_starts),
             .table_starts = at<const Size>(table_starts),
@@ -73,7 +92,7 @@ NB_MODULE(_native, m) {
             .lse = at<float>(lse),
         };
         nb::gil_scoped_release others_may_run;
-        attend(call, attention_kernel(isa, dtype), threads);
+        attend(call, attention_kernel(isa, dtype, stored), threads);
     });
 
     const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();

@@ -3,6 +3,6 @@
 #include "isa.h"
 
 namespace kvspan {
-Kernel portable_kernel(Dtype dtype) { return generic_kernel(dtype); }
+Kernel portable_kernel(Dtype dtype, Dtype stored) { return generic_kernel(dtype, stored); }
 const RowKernels& portable_rows(Dtype dtype) { return generic_rows(dtype); }
 }  // namespace kvspan

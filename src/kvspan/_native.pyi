@@ -11,11 +11,13 @@ class Isa(Enum):
     avx512 = 2
 
 class Dtype(Enum):
-    """Elements of a cache."""
+    """Elements of a cache, and codes of 8 bits."""
 
     f32 = 0
     bf16 = 1
     f16 = 2
+    i8 = 3
+    e4m3 = 4
 
 def available(isa: Isa, /) -> bool:
     """Whether this build has the instruction set's kernels and this processor runs them."""
@@ -23,6 +25,7 @@ def available(isa: Isa, /) -> bool:
 def attend(
     isa: Isa,
     dtype: Dtype,
+    stored: Dtype,
     threads: int,
     scale: float,
     query: int,
@@ -32,15 +35,24 @@ def attend(
     key_block: int,
     key_head: int,
     key_slot: int,
+    key_scales: int,
+    key_scale_block: int,
+    key_scale_head: int,
+    key_scale_slot: int,
     values: int,
     value_block: int,
     value_head: int,
     value_slot: int,
+    value_scales: int,
+    value_scale_block: int,
+    value_scale_head: int,
+    value_scale_slot: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
     value_dim: int,
     block_size: int,
+    first_part: int,
     sequences: int,
     row_starts: int,
     table_starts: int,
