@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvspan.engine.async_llm import AsyncLLM
     from kvspan.engine.llm import LLM
     from kvspan.errors import (
         ConfigError,
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
     "RequestOutput",
     "CompletionOutput",
@@ -35,6 +37,7 @@ __all__ = [
 
 _ROOMS = {
     "LLM": "kvspan.engine.llm",
+    "AsyncLLM": "kvspan.engine.async_llm",
     **dict.fromkeys(("SamplingParams", "RequestOutput", "CompletionOutput"), "kvspan.request"),
 }
 

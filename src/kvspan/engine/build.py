@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -63,9 +64,14 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     raw = with_overrides(checkpoint.raw_config, asked.hf_overrides)
     model = parse_model_config(raw, where=checkpoint.where)
     check_architecture(model)
-    weights = asked.tokenizer is None and asked.load_format != "dummy"
-    tokenizer = find_tokenizer(locate(asked.tokenizer or asked.model, weights=weights))
+    tokenizer = find_tokenizer(tokenizer_place(asked))
     return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
+
+
+def tokenizer_place(asked: EngineConfig) -> Path:
+    """Where the model's tokenizer would be, if it has one: a directory or a `.gguf` file."""
+    weights = asked.tokenizer is None and asked.load_format != "dummy"
+    return locate(asked.tokenizer or asked.model, weights=weights)
 
 
 def make_executor(resolved: Resolved) -> Executor:
