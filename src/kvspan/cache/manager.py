@@ -110,6 +110,12 @@ class CacheManager:
         return self._pools.num_free * self.layout.unit_tokens
 
     @property
+    def used_by_pool(self) -> tuple[int, ...]:
+        """Units of each pool that requests hold."""
+        size = self._pools.num_units // self.layout.num_pools
+        return tuple(size - free for free in self._pools.num_free_by_pool)
+
+    @property
     def usage(self) -> float:
         """Share of the pools that requests hold, 0..1."""
         return 1 - self._pools.num_free / self._pools.num_units

@@ -12,9 +12,13 @@ import tokenizers
 from kvspan.config.model import token_ids
 from kvspan.errors import ModelError
 from kvspan.loading.chat_template import DEFAULT, ChatTemplate
-from kvspan.loading.gguf import end_token_ids
 from kvspan.loading.gguf_file import read_gguf
-from kvspan.loading.gguf_tokenizer import adds_bos, build_tokenizer, has_tokenizer
+from kvspan.loading.gguf_tokenizer import (
+    adds_bos,
+    build_tokenizer,
+    end_token_ids,
+    has_tokenizer,
+)
 from kvspan.loading.hf_files import read_optional_json, read_raw_config
 
 _TOKEN_ROLES = (
