@@ -15,6 +15,7 @@ from kvspan.cache.prefix import KeySpace
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
+from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammar, Grammars
@@ -129,6 +130,10 @@ class EngineCore:
             num_waiting=self._scheduler.num_waiting,
             used_blocks=self._cache.used_by_pool,
         )
+
+    def look(self) -> Snapshot:
+        """Its blocks and requests at this moment."""
+        return look(self._cache, self._states.values())
 
     @property
     def free_tokens(self) -> int:

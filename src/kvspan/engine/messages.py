@@ -11,6 +11,7 @@ import msgspec
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan
 from kvspan.engine.core import EngineLoad, EngineStats, Event
+from kvspan.engine.snapshot import Snapshot
 from kvspan.request import SamplingParams
 from kvspan.step import RankReport
 
@@ -53,11 +54,15 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
     request_ids: tuple[int, ...]
 
 
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: say what the engine looks like. The report is `Seen`; nobody looks, nothing is told."""
+
+
 class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Order: end the ranks and the process."""
 
 
-Order: TypeAlias = Begin | Add | Abort | End
+Order: TypeAlias = Begin | Add | Abort | Look | End
 
 
 class Chosen(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -100,6 +105,18 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     step_s: float
 
 
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: what the engine looks like.
+
+    Args:
+        snapshot: between two steps.
+        stats: counters at that moment.
+    """
+
+    snapshot: Snapshot
+    stats: EngineStats
+
+
 class Recovering(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: ranks were lost and are started again; requests wait. `Recovered` or `Died` follows.
 
@@ -126,7 +143,7 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sentence: str
 
 
-Report: TypeAlias = Chosen | Ready | Stepped | Recovering | Recovered | Died
+Report: TypeAlias = Chosen | Ready | Stepped | Seen | Recovering | Recovered | Died
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

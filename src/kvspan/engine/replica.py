@@ -21,10 +21,12 @@ from kvspan.engine.messages import (
     Chosen,
     Died,
     End,
+    Look,
     Order,
     Ready,
     Recovered,
     Recovering,
+    Seen,
     Stepped,
     decode_report,
     encode,
@@ -88,6 +90,7 @@ class Replica:
         self._process: subprocess.Popen[bytes] | None = None
         self._wire: _Wire | None = None
         self._news: asyncio.Future[Chosen | Ready] | None = None
+        self._seen: asyncio.Future[Seen] | None = None
         self._restarted_s: list[float] = []
         self._restarting: asyncio.Task[None] | None = None
         self._died: Died | None = None
@@ -150,6 +153,18 @@ class Replica:
         if mine and self._wire is not None:
             self._tell(Abort(mine))
 
+    async def look(self) -> Seen:
+        """What the engine looks like, between two steps; those who look at once see the same.
+
+        Raises:
+            EngineDeadError: the process is not there, or has ended before it said anything.
+        """
+        self.refuse_if_gone()
+        if self._seen is None or self._seen.done():
+            self._seen = asyncio.get_running_loop().create_future()
+            self._tell(Look())
+        return await asyncio.shield(self._seen)
+
     async def shutdown(self) -> None:
         """Ends the process and its ranks; a second call does nothing."""
         self.health.ready, self.health.gone = False, True
@@ -201,6 +216,9 @@ class Replica:
             case Chosen() | Ready():
                 assert self._news is not None, "it was asked to begin"
                 self._news.set_result(report)
+            case Seen():
+                if self._seen is not None and not self._seen.done():
+                    self._seen.set_result(report)
             case Recovering(why):
                 self.health.ready, self.health.why = False, f"{why} Its ranks are being started again."
                 self.health.restarts += 1
@@ -237,6 +255,9 @@ class Replica:
         if self._news is not None and self.ready is None and not self._news.done():
             self._news.set_exception(error)
             self._news.exception()  # nobody may be waiting
+        if self._seen is not None and not self._seen.done():
+            self._seen.set_exception(error)
+            self._seen.exception()
         if self.health.gone:
             self._end_streams(EngineDeadError(self.health.why))
             return

@@ -26,11 +26,13 @@ from kvspan.engine.messages import (
     Chosen,
     Died,
     End,
+    Look,
     Order,
     Ready,
     Recovered,
     Recovering,
     Report,
+    Seen,
     Stepped,
     decode_order,
     encode,
@@ -208,6 +210,8 @@ class Service:
                     priority=order.priority,
                     request_id=order.request_id,
                 )
+            case Look():
+                self._link.tell(Seen(self._core.look(), self._core.stats))
             case Abort():
                 for request_id in order.request_ids:
                     self._core.end(request_id)
