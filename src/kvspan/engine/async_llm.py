@@ -3,6 +3,7 @@
 Tokens become text in this process and stop strings are found here, so that neither delays a step.
 """
 
+import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -134,7 +135,7 @@ class AsyncLLM:
             self._grammars.check(params.structured_outputs)
         replica = self._replica
         replica.refuse_if_gone()
-        number, self._num_requests = self._num_requests, self._num_requests + 1
+        number = next(self._request_numbers)
         generation = Generation(
             request_id=str(number), prompt=text or prompt_text, prompt_ids=tuple(ids), params=params
         )
@@ -142,7 +143,7 @@ class AsyncLLM:
         own = (self.resolved.seed, number)
         for index in range(params.n):
             seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
-            request_id, self._num_outputs = self._num_outputs, self._num_outputs + 1
+            request_id = next(self._output_numbers)
             orders.append(Add(request_id, packed, params, seed, cache_salt, priority))
             generation.outputs[request_id] = OutputText(
                 index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
@@ -201,8 +202,8 @@ class AsyncLLM:
         self._tokenizer: Tokenizer | None = None
         self._decoder: Tokenizer | NoText = NoText()
         self._grammars: Grammars | None = None
-        self._num_requests: int = 0
-        self._num_outputs: int = 0
+        self._request_numbers = itertools.count()
+        self._output_numbers = itertools.count()
 
     def _begin(self, chosen: Chosen, told: Callable[[Resolved], None]) -> None:
         self._tokenizer = find_tokenizer(Path(chosen.tokenizer_path))

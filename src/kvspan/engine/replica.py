@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from kvspan.clock import Clock
 from kvspan.engine.core import EngineLoad, EngineStats
@@ -31,7 +31,7 @@ from kvspan.engine.messages import (
     decode_report,
     encode,
 )
-from kvspan.engine.service import RESTART_WINDOW_S
+from kvspan.engine.restarts import Restarts
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError, KvspanError
 from kvspan.executor.crew import Inbox
@@ -82,7 +82,7 @@ class Replica:
         on_step: Callable[["Replica", Stepped], None] = lambda _replica, _step: None,
     ) -> None:
         self._options, self._max_restarts = dict(options), max_restarts
-        self._clock, self._on_step = clock, on_step
+        self._on_step = on_step
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
@@ -91,7 +91,7 @@ class Replica:
         self._wire: _Wire | None = None
         self._news: asyncio.Future[Chosen | Ready] | None = None
         self._seen: asyncio.Future[Seen] | None = None
-        self._restarted_s: list[float] = []
+        self._restarts = Restarts(max_restarts, clock)
         self._restarting: asyncio.Task[None] | None = None
         self._died: Died | None = None
 
@@ -277,7 +277,7 @@ class Replica:
 
     async def _restart(self) -> None:
         """Starts the process again, if need be several times."""
-        while self._may_restart():
+        while self._restarts.take():
             self.health.restarts += 1
             await self._reap(0.0)
             try:
@@ -287,14 +287,6 @@ class Replica:
             else:
                 return
         self.health.gone = True
-
-    def _may_restart(self) -> bool:
-        now_s = self._clock.now_s()
-        self._restarted_s = [at for at in self._restarted_s if now_s - at < RESTART_WINDOW_S]
-        if len(self._restarted_s) >= self._max_restarts:
-            return False
-        self._restarted_s.append(now_s)
-        return True
 
     async def _reap(self, patience_s: float) -> None:
         """Waits for the process to end, and kills it if it does not."""
@@ -325,8 +317,7 @@ class _Wire(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport), "a stream is written to"
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         for body in self._inbox.feed(data):

@@ -37,6 +37,7 @@ from kvspan.engine.messages import (
     decode_order,
     encode,
 )
+from kvspan.engine.restarts import Restarts
 from kvspan.errors import EngineDeadError, KvspanError
 from kvspan.executor.crew import Inbox
 from kvspan.executor.zygote import tie_to_parent
@@ -44,10 +45,6 @@ from kvspan.sampling.grammar import Grammars
 from kvspan.step import unpack_tokens
 from kvspan.worker.loop import TOLD_ERRORS
 from kvspan.worker.messages import LENGTH
-
-RESTART_WINDOW_S = 600.0
-"""Restarts are counted over this long: ranks that die at each start are given up, and one that is killed
-once a day is not."""
 
 _READ_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 21  # a server that pauses for a moment must not hold a step up
@@ -172,7 +169,7 @@ class Service:
     Args:
         core: its ranks have been started.
         link: to the server.
-        max_restarts: how often lost ranks are started again, within `RESTART_WINDOW_S`.
+        max_restarts: how often lost ranks are started again, within ten minutes.
         clock: for the length of steps, and for that window.
     """
 
@@ -181,8 +178,7 @@ class Service:
     ) -> None:
         self._core, self._link = core, link
         self._clock = clock or WallClock()
-        self._max_restarts = max_restarts
-        self._restarted_s: list[float] = []
+        self._restarts = Restarts(max_restarts, self._clock)
 
     def run(self) -> None:
         """Serves until the server says `End` or hangs up.
@@ -232,7 +228,7 @@ class Service:
         Raises:
             EngineDeadError: it has been tried often enough.
         """
-        while self._may_restart():
+        while self._restarts.take():
             self._link.tell(Recovering(str(loss)))
             try:
                 self._core.revive(make_executor(self._core.resolved))
@@ -242,14 +238,6 @@ class Service:
                 self._link.tell(Recovered())
                 return
         raise loss
-
-    def _may_restart(self) -> bool:
-        now_s = self._clock.now_s()
-        self._restarted_s = [at for at in self._restarted_s if now_s - at < RESTART_WINDOW_S]
-        if len(self._restarted_s) >= self._max_restarts:
-            return False
-        self._restarted_s.append(now_s)
-        return True
 
 
 if __name__ == "__main__":

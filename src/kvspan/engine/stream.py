@@ -1,11 +1,10 @@
 """What a request's user waits for: the pieces of its outputs as steps make them.
 
-Knows a request and an event loop. Knows no process and no HTTP.
+Knows requests and an event loop. Knows no process and no HTTP.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from kvspan.engine.core import Event
 from kvspan.engine.generation import Generation, Piece
@@ -30,7 +29,7 @@ class RequestStream:
         self._decoder, self._abort = decoder, abort
         self._pieces: list[Piece] = []
         self._error: KvspanError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._bell = asyncio.Event()
 
     def take(self, event: Event) -> bool:
         """Takes in what a step gave one output; whether that has ended it."""
@@ -44,8 +43,7 @@ class RequestStream:
 
     def wake(self) -> None:
         """Lets whoever waits for it look."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._bell.set()
 
     def abort(self) -> None:
         """Ends the request at any moment; its blocks are free before the next step."""
@@ -53,16 +51,46 @@ class RequestStream:
         self._abort()
         self.wake()
 
-    def __aiter__(self) -> Self:
-        return self
+    def listen(self, bell: asyncio.Event) -> None:
+        """Rings this bell from here on."""
+        self._bell = bell
 
-    async def __anext__(self) -> list[Piece]:
-        while not self._pieces:
-            if self._error is not None:
-                raise self._error
-            if self.generation.finished:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+    def pieces(self) -> list[Piece]:
+        """What has come since the last call.
+
+        Raises:
+            KvspanError: nothing more will come, and why.
+        """
         pieces, self._pieces = self._pieces, []
+        if not pieces and self._error is not None:
+            raise self._error
         return pieces
+
+    async def __aiter__(self) -> AsyncIterator[list[Piece]]:
+        async for found in together([self]):
+            yield [piece for _, piece in found]
+
+
+async def together(streams: Sequence[RequestStream]) -> AsyncIterator[list[tuple[int, Piece]]]:
+    """Iterates over several requests at once: what one step added to all of them is one list.
+
+    Args:
+        streams: nobody else listens to them.
+
+    Yields:
+        Pieces, each with the place of its stream.
+
+    Raises:
+        KvspanError: one of them has failed.
+    """
+    bell = asyncio.Event()
+    for stream in streams:
+        stream.listen(bell)
+    while True:
+        bell.clear()  # before looking, or what comes in between would ring for nobody
+        if found := [(i, piece) for i, stream in enumerate(streams) for piece in stream.pieces()]:
+            yield found
+        elif all(stream.generation.finished for stream in streams):
+            return
+        else:
+            await bell.wait()

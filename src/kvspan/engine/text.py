@@ -62,6 +62,11 @@ class OutputText:
         return self._logprobs
 
     @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens so far."""
+        return self._token_ids
+
+    @property
     def num_tokens(self) -> int:
         """Tokens so far."""
         return len(self._token_ids)
