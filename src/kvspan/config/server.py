@@ -8,6 +8,7 @@ from kvspan.config.options import (
     SWITCH,
     TEXT,
     OptionGroup,
+    choice,
     option,
     options_of,
     several,
@@ -15,6 +16,14 @@ from kvspan.config.options import (
 )
 
 _SERVER, _LIMITS, _FAULTS = OptionGroup.SERVER, OptionGroup.LIMITS, OptionGroup.FAULTS
+
+
+_STYLES = ("hermes", "qwen3_coder", "llama3_json", "deepseek_v3", "kimi_k2")
+_STYLES_ELSEWHERE = {
+    "qwen3_xml": "qwen3_coder",
+    "llama4_json": "llama3_json",
+    "deepseek_v31": "deepseek_v3",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,21 @@ class ServerConfig:
         "a file with a Jinja template instead of the model's own",
         _SERVER,
         unsaid="the model's",
+    )
+    tool_call_parser: str = option(
+        choice("auto", *_STYLES, aliases=_STYLES_ELSEWHERE),
+        "auto",
+        "style in which the model writes tool calls; auto looks at its chat template",
+        _SERVER,
+    )
+    reasoning_parser: str = option(
+        choice("auto", "none", "deepseek_r1", "qwen3", "kimi_k2", "seed_oss"),
+        "auto",
+        "how the model marks its thoughts; auto looks at its chat template",
+        _SERVER,
+    )
+    enable_auto_tool_choice: bool = option(
+        SWITCH, True, "look for tool calls where a request has tools and leaves the choice", _SERVER
     )
     allowed_origins: tuple[str, ...] = option(
         several("ORIGIN"),

@@ -15,7 +15,7 @@ from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.engine.core import check_request, stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
-from kvspan.engine.messages import Add, Chosen, Ready
+from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.replica import Health, Replica
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
@@ -182,6 +182,14 @@ class AsyncLLM:
                 yield stream.generation.result()
         finally:
             stream.abort()
+
+    async def look(self) -> Seen:
+        """What the engine looks like, between two steps.
+
+        Raises:
+            EngineDeadError: there is no engine to look at.
+        """
+        return await self._replica.look()
 
     async def shutdown(self) -> None:
         """Ends the engine and its ranks; a second call does nothing."""

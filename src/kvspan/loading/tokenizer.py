@@ -86,6 +86,11 @@ class Tokenizer:
         """Whether conversations can be written as text."""
         return bool(self._files.chat_templates)
 
+    @property
+    def chat_template_source(self) -> str:
+        """The Jinja source, of all templates if there are several; empty if there is none."""
+        return "\n".join(self._files.chat_templates.values())
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Cuts text into tokens.
 

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 import kvspan
 from kvspan.server.errors import add_handlers
 from kvspan.server.limits import BodyLimit, KeyCheck
+from kvspan.server.live import feed
 from kvspan.server.routes import completions, models
 from kvspan.server.served import Served
 
@@ -24,8 +25,9 @@ def create_app(served: Served) -> FastAPI:
         redoc_url=None,
     )
     app.state.served = served
+    app.state.watch = feed.Watch()
     add_handlers(app)
-    for each in (completions, models):
+    for each in (completions, models, feed):
         app.include_router(each.router)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_size)
     if config.api_key:

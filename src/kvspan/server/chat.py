@@ -60,7 +60,7 @@ class Answer:
     def __init__(self, output: OutputText, asked: Asked) -> None:
         self.output = output
         self._asked = asked
-        self._parser: AnswerParser = asked.parsers(asked.request)
+        self._parser: AnswerParser = asked.parsers()
         self._num_logprobs = 0
 
     @property

@@ -8,9 +8,10 @@ from fastapi import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvspan.server.errors import error_body
+from kvspan.server.live.feed import KINDS
 
-OPEN_PATHS = ("/health", "/ready", "/metrics")
-"""Probes and scrapers come without a key."""
+OPEN_PATHS = ("/health", "/ready", "/metrics", "/", *(f"/live/{name}" for name in KINDS))
+"""Probes and scrapers come without a key, and so does the live page, which asks for one."""
 
 
 class KeyCheck:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvspan.server.protocol import ChatRequest
 from kvspan.server.replies import ToolCall
 
 
@@ -54,23 +53,5 @@ class AnswerParser(Protocol):
         ...
 
 
-ParserFactory = Callable[[ChatRequest], AnswerParser]
+ParserFactory = Callable[[], AnswerParser]
 """Makes the parser of one output of a request."""
-
-
-class PlainText:
-    """Everything is content."""
-
-    made_calls = False
-    num_reasoning_tokens = 0
-
-    def __init__(self, _request: ChatRequest) -> None:
-        pass
-
-    def push(self, text: str, token_ids: Sequence[int]) -> Sequence[Addition]:  # noqa: ARG002
-        """The piece as it is."""
-        return (Addition(text),) if text else ()
-
-    def finish(self) -> Sequence[Addition]:
-        """Nothing was held back."""
-        return ()

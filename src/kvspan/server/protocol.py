@@ -45,10 +45,8 @@ REFUSED = {
     "documents": "put them into a message",
     "mm_processor_kwargs": "models here read text only",
     "kv_transfer_params": "prefill and decode run in one instance",
-    "guided_json": 'use response_format {"type": "json_schema", ...}',
-    "guided_regex": "use structured_outputs",
-    "guided_choice": "use structured_outputs",
-    "guided_grammar": "use structured_outputs",
+    "guided_decoding_backend": "there is one library; leave it out",
+    "guided_whitespace_pattern": "use structured_outputs with whitespace_pattern",
 }
 """Fields of other servers that are not there, and what to use instead."""
 
@@ -113,6 +111,10 @@ class Sampled(Body):
     return_tokens_as_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _options_go_with_streams(self) -> Self:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
+from kvspan.server.forms import GUIDED, read_form
 from kvspan.server.protocol import ChatRequest, CompletionRequest, Sampled
 
 _FIELDS = (
@@ -75,8 +75,10 @@ def completion_params(request: CompletionRequest, defaults: Mapping[str, Any]) -
 
 
 def _asked(request: Sampled) -> dict[str, Any]:
-    kind = (request.response_format or {}).get("type", "text")
-    if request.structured_outputs or kind != "text":
-        raise RequestError("response_format and structured_outputs are not there yet; ask for text.")
-    fields = ((name, getattr(request, name)) for name in _FIELDS)
-    return {name: value for name, value in fields if value is not None}
+    fields = {name: getattr(request, name) for name in _FIELDS}
+    fields["structured_outputs"] = read_form(
+        response_format=request.response_format,
+        structured_outputs=request.structured_outputs,
+        guided={name: getattr(request, f"guided_{name}") for name in GUIDED},
+    )
+    return {name: value for name, value in fields.items() if value is not None}

@@ -23,6 +23,7 @@ from kvspan.errors import ConfigError
 from kvspan.server.app import create_app
 from kvspan.server.http import TimedProtocol
 from kvspan.server.served import Served, all_names
+from kvspan.server.styles import Styles
 
 _LOOK_S = 0.1  # between looks at whether everything has finished
 
@@ -76,6 +77,7 @@ async def _serve(
             llm=llm,
             names=all_names(engine.model, config.served_model_name),
             config=config,
+            styles=_styles(llm, config, template),
             chat_template=template,
         )
         server = DrainingServer(served)
@@ -148,6 +150,16 @@ class DrainingServer(uvicorn.Server):
         while not self._served.llm.health.gone:
             await asyncio.sleep(_LOOK_S)
         self.should_exit = True
+
+
+def _styles(llm: AsyncLLM, config: ServerConfig, template: str | None) -> Styles:
+    own = llm.tokenizer.chat_template_source if llm.tokenizer else ""
+    return Styles.of(
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        chat_template=own if template is None else template,
+        architecture=llm.resolved.model_config.architecture,
+    )
 
 
 @contextlib.contextmanager

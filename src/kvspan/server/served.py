@@ -15,7 +15,7 @@ from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.server.errors import RefusedError
 from kvspan.server.logprobs import TokenBytes
-from kvspan.server.parsing import ParserFactory, PlainText
+from kvspan.server.styles import Styles
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class Served:
         llm: it has been started.
         names: by which clients call the model; the first is the one that replies carry.
         config: of the server.
+        styles: how the model writes its calls and its thoughts.
         chat_template: a Jinja source instead of the model's own.
-        parsers: makes what takes an answer's text apart.
         created_s: when it was started, in Unix time.
         draining: whether new requests are refused, since the server is about to end.
     """
@@ -35,8 +35,8 @@ class Served:
     llm: AsyncLLM
     names: tuple[str, ...]
     config: ServerConfig
+    styles: Styles
     chat_template: str | None = None
-    parsers: ParserFactory = PlainText
     created_s: int = field(default_factory=lambda: int(unix_s()))
     draining: bool = False
 

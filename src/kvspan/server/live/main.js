@@ -1,11 +1,12 @@
 // The page's spine: gets the feed, keeps a minute of figures, and hands both to those who draw.
 import { drawLine } from "./line.js";
-import { Ranks, hueOf } from "./ranks.js";
+import { Ranks } from "./ranks.js";
 import { showRequests } from "./requests.js";
 import { startChat } from "./chat.js";
 
 const $ = (id) => document.getElementById(id);
 const KEPT = 240; // looks: a minute at four a second
+const SHORTEST = 40;
 const AGAIN_MS = 1500;
 const history = { output: [], prompt: [], ttft: [], tpot: [], kv: [] };
 const ranks = new Ranks($("ranks"), $("tip"), light);
@@ -18,15 +19,15 @@ function light(request) {
   }
 }
 
-export function key() {
+function key() {
   return sessionStorage.getItem("kvspan-key");
 }
 
-export function headers(more = {}) {
+function headers(more = {}) {
   return key() ? { ...more, Authorization: `Bearer ${key()}` } : more;
 }
 
-export function askForKey() {
+function askForKey() {
   $("key-form").hidden = false;
   $("key-input").focus();
 }
@@ -89,7 +90,7 @@ function show(now) {
 }
 
 function showLayout(layout) {
-  const chips = [`TP ${layout.tp_size}`, `DCP ${layout.dcp_size}`];
+  const chips = [`${layout.world_size} ${layout.world_size > 1 ? "ranks" : "rank"}`, `TP ${layout.tp_size}`, `DCP ${layout.dcp_size}`];
   if (layout.pcp_size > 1) chips.push(`PCP ${layout.pcp_size}`);
   chips.push(`blocks of ${layout.block_size}`, `${layout.kv_dtype} cache`, `${count(layout.max_model_len)} tokens`);
   $("layout").replaceChildren(...chips.map((text) => Object.assign(document.createElement("span"), { textContent: text })));
@@ -139,13 +140,13 @@ function card(name, values, figure, aside, top) {
   const node = $(`card-${name}`);
   node.querySelector("b").textContent = figure;
   node.querySelector(".aside").textContent = aside;
-  drawLine(node.querySelector("svg"), values, { length: KEPT, top });
+  const length = Math.max(values.length, SHORTEST); // at first a few seconds fill the line, later a minute
+  drawLine(node.querySelector("svg"), values, { length, top });
 }
 
 const latest = (list) => list.findLast((value) => value !== null);
-export const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
+const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 const milliseconds = (value) => (value === undefined ? "–" : value < 10 ? value.toFixed(1) : count(value));
 
-export { hueOf };
 startChat({ log: $("chat-log"), form: $("chat-form"), input: $("chat-input"), send: $("chat-send"), clear: $("chat-clear"), headers, askForKey });
 forEver();

@@ -10,10 +10,11 @@ from kvspan.engine.stream import RequestStream
 from kvspan.errors import KvspanError
 from kvspan.request import SamplingParams
 from kvspan.server import chat, completions
+from kvspan.server.conversation import prepare
 from kvspan.server.logprobs import TokenNames
-from kvspan.server.prompts import encode, render
+from kvspan.server.prompts import encode
 from kvspan.server.protocol import ChatRequest, CompletionRequest
-from kvspan.server.sampling import chat_params, completion_params
+from kvspan.server.sampling import completion_params
 from kvspan.server.served import Served, served
 from kvspan.server.sse import EventStream, JsonReply
 
@@ -25,19 +26,21 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation."""
     here = served(request)
     model = here.model_name(body.model)
-    params = chat_params(body, here.default_sampling)
-    here.admit(params.n)
-    prompt = await chat_prompt(here, body)
+    conversation = await prepare(here, body)
+    here.admit(conversation.params.n)
     asked = chat.Asked(
         request=body,
         reply_id=f"chatcmpl-{uuid4().hex}",
         model=model,
         created_s=int(unix_s()),
         names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
-        parsers=here.parsers,
+        parsers=conversation.parser,
     )
     stream = here.llm.add(
-        {"prompt_token_ids": prompt}, params, priority=body.priority, cache_salt=body.cache_salt or ""
+        {"prompt_token_ids": conversation.prompt_ids},
+        conversation.params,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
     )
     if body.stream:
         return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort)
@@ -69,29 +72,6 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     if body.stream:
         return EventStream(completions.text_chunks(streams, asked), on_gone=abort)
     return JsonReply(completions.whole_texts(streams, asked), on_gone=abort)
-
-
-async def chat_prompt(here: Served, body: ChatRequest) -> list[int]:
-    """Token ids of a conversation.
-
-    Args:
-        here: what is served.
-        body: of the request.
-
-    Raises:
-        RequestError: a message is not one that models here read.
-    """
-    tokenizer = here.chat_tokenizer
-    text = render(
-        tokenizer,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        tools=body.tools,
-        template_kwargs=body.chat_template_kwargs,
-    )
-    return await encode(tokenizer, text)
 
 
 async def _prompts(here: Served, body: CompletionRequest) -> list[tuple[str, list[int]]]:
