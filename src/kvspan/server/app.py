@@ -6,7 +6,7 @@ import kvspan
 from kvspan.server.errors import add_handlers
 from kvspan.server.limits import BodyLimit, KeyCheck
 from kvspan.server.live import feed
-from kvspan.server.routes import completions, models
+from kvspan.server.routes import completions, messages, models, responses
 from kvspan.server.served import Served
 
 
@@ -27,7 +27,7 @@ def create_app(served: Served) -> FastAPI:
     app.state.served = served
     app.state.watch = feed.Watch()
     add_handlers(app)
-    for each in (completions, models, feed):
+    for each in (completions, models, responses, messages, feed):
         app.include_router(each.router)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_size)
     if config.api_key:

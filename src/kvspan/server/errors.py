@@ -85,7 +85,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(_request: Request, error: RequestValidationError) -> Response:
-        sentence, param = _first_complaint(error)
+        sentence, param = complaint(error)
         return _reply(400, error_body(400, sentence, param=param), {})
 
     @app.exception_handler(HTTPException)
@@ -106,7 +106,7 @@ def _reply(status: int, body: bytes, headers: Mapping[str, str]) -> Response:
     return Response(body, status, headers=dict(headers), media_type="application/json")
 
 
-def _first_complaint(error: RequestValidationError) -> tuple[str, str | None]:
+def complaint(error: RequestValidationError) -> tuple[str, str | None]:
     """A sentence about the first field that is wrong, and its name."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"] if part != "body"]

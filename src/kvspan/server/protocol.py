@@ -5,7 +5,7 @@ no tokenizer.
 """
 
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -54,6 +54,9 @@ REFUSED = {
 class Body(BaseModel):
     """A request's body: strict in kinds and in names."""
 
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """More fields that clients of a route send and that change nothing here."""
+
     model_config = ConfigDict(
         extra="allow", strict=True, json_schema_extra={"additionalProperties": False}
     )
@@ -61,7 +64,7 @@ class Body(BaseModel):
     @model_validator(mode="after")
     def _refuse_unknown(self) -> Self:
         for name, value in (self.model_extra or {}).items():
-            if name in IGNORED or value is None:
+            if name in IGNORED or name in self.ignored or value is None:
                 continue
             if name in REFUSED:
                 raise ValueError(f"{name} is not supported: {REFUSED[name]}")
