@@ -100,6 +100,16 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     step_s: float
 
 
+class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: all requests were aborted, so that no step follows.
+
+    Args:
+        load: what is there.
+    """
+
+    load: EngineLoad
+
+
 class Recovering(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: ranks were lost and are started again; requests wait. `Recovered` or `Died` follows.
 
@@ -126,7 +136,7 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sentence: str
 
 
-Report: TypeAlias = Chosen | Ready | Stepped | Recovering | Recovered | Died
+Report: TypeAlias = Chosen | Ready | Stepped | Idle | Recovering | Recovered | Died
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
