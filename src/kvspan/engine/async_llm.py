@@ -16,11 +16,13 @@ from kvspan.config.resolved import Resolved
 from kvspan.engine.core import check_request, stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
+from kvspan.engine.meter import Meter
 from kvspan.engine.replica import Health, Replica
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
+from kvspan.metrics import Registry
 from kvspan.request import RequestOutput, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.step import pack_tokens
@@ -94,6 +96,11 @@ class AsyncLLM:
         """Outputs that are being worked on, or wait."""
         return self._replica.num_unfinished
 
+    def metrics(self) -> Registry:
+        """Everything that is measured, as of now."""
+        self._replica.measure()
+        return self.meter.registry
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer.
 
@@ -152,6 +159,7 @@ class AsyncLLM:
             generation,
             decoder=self._decoder,
             abort=lambda: replica.abort(tuple(generation.outputs)),
+            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
         )
         replica.add(stream, orders)
         return stream
@@ -206,7 +214,10 @@ class AsyncLLM:
 
     def _prepare(self, config: EngineConfig, max_restarts: int, clock: Clock | None = None) -> None:
         self._clock = clock or WallClock()
-        self._replica = Replica(_asked(config), max_restarts=max_restarts, clock=self._clock)
+        self.meter = Meter(Registry(), self._clock)
+        self._replica = Replica(
+            _asked(config), max_restarts=max_restarts, clock=self._clock, meter=self.meter
+        )
         self._tokenizer: Tokenizer | None = None
         self._decoder: Tokenizer | NoText = NoText()
         self._grammars: Grammars | None = None

@@ -117,6 +117,16 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: EngineStats
 
 
+class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: all requests were aborted, so that no step follows.
+
+    Args:
+        load: what is there.
+    """
+
+    load: EngineLoad
+
+
 class Recovering(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: ranks were lost and are started again; requests wait. `Recovered` or `Died` follows.
 
@@ -143,7 +153,7 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sentence: str
 
 
-Report: TypeAlias = Chosen | Ready | Stepped | Seen | Recovering | Recovered | Died
+Report: TypeAlias = Chosen | Ready | Stepped | Idle | Seen | Recovering | Recovered | Died
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

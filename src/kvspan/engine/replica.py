@@ -21,6 +21,7 @@ from kvspan.engine.messages import (
     Chosen,
     Died,
     End,
+    Idle,
     Look,
     Order,
     Ready,
@@ -31,6 +32,7 @@ from kvspan.engine.messages import (
     decode_report,
     encode,
 )
+from kvspan.engine.meter import Meter
 from kvspan.engine.restarts import Restarts
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError, KvspanError
@@ -70,7 +72,8 @@ class Replica:
         options: of `EngineConfig`, those that were asked.
         max_restarts: how often lost ranks, and a lost process, are started again in ten minutes.
         clock: for that.
-        on_step: called with what each step gave, once its pieces are in their streams.
+        meter: keeps the metrics.
+        name: among the replicas, for them.
     """
 
     def __init__(
@@ -79,10 +82,11 @@ class Replica:
         *,
         max_restarts: int,
         clock: Clock,
-        on_step: Callable[["Replica", Stepped], None] = lambda _replica, _step: None,
+        meter: Meter,
+        name: str = "0",
     ) -> None:
         self._options, self._max_restarts = dict(options), max_restarts
-        self._on_step = on_step
+        self._meter, self._name = meter, name
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
@@ -165,6 +169,12 @@ class Replica:
             self._tell(Look())
         return await asyncio.shield(self._seen)
 
+    def measure(self) -> None:
+        """Tells the meter what no step tells."""
+        health = self.health
+        waiting = max(self.num_unfinished - health.load.num_running, 0)
+        self._meter.lives(self._name, ready=health.ready, restarts=health.restarts, num_waiting=waiting)
+
     async def shutdown(self) -> None:
         """Ends the process and its ranks; a second call does nothing."""
         self.health.ready, self.health.gone = False, True
@@ -213,6 +223,9 @@ class Replica:
         match report:
             case Stepped():
                 self._deal_out(report)
+            case Idle(load):
+                self.health.load = load
+                self._show(load)
             case Chosen() | Ready():
                 assert self._news is not None, "it was asked to begin"
                 self._news.set_result(report)
@@ -232,20 +245,32 @@ class Replica:
         self.health.load, self.health.stats = step.load, step.stats
         touched: dict[RequestStream, None] = {}
         enough: list[int] = []
+        now_s = self._meter.now_s()
         for event in step.events:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue  # aborted while the step ran
             touched[stream] = None
-            if stream.take(event):
+            timing = stream.timings[event.request_id]
+            self._meter.took(timing, event, step.step_s, now_s)
+            if (reason := stream.take(event)) is not None:
                 del self._streams[event.request_id]
+                output = stream.generation.outputs[event.request_id]
+                self._meter.ended(timing, reason, output.num_tokens)
                 if event.finish_reason is None:  # a stop string, which the engine knows nothing of
                     enough.append(event.request_id)
         if enough:
             self._tell(Abort(tuple(enough)))
         for stream in touched:
             stream.wake()
-        self._on_step(self, step)
+        self._meter.stepped(self._name, step)
+        self._show(step.load)
+
+    def _show(self, load: EngineLoad) -> None:
+        assert self.chosen is not None, "it has begun"
+        assert self.ready is not None, "it has begun"
+        blocks = self.ready.plan.blocks_per_rank
+        self._meter.loaded(self._name, load, self.chosen.resolved, blocks)
 
     def lost(self) -> None:
         """The process has hung up: streams end, and it is started again unless it was told to end."""

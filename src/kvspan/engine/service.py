@@ -26,6 +26,7 @@ from kvspan.engine.messages import (
     Chosen,
     Died,
     End,
+    Idle,
     Look,
     Order,
     Ready,
@@ -188,12 +189,15 @@ class Service:
             ServerGoneError: the server has hung up.
         """
         while True:
-            for order in self._link.orders(wait=not self._core.has_work):
+            had_work = self._core.has_work
+            for order in self._link.orders(wait=not had_work):
                 if isinstance(order, End):
                     return
                 self._obey(order)
             if self._core.has_work:
                 self._step()
+            elif had_work:
+                self._link.tell(Idle(self._core.load))
 
     def _obey(self, order: Order) -> None:
         match order:

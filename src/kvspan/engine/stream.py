@@ -4,11 +4,13 @@ Knows requests and an event loop. Knows no process and no HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from kvspan.engine.core import Event
 from kvspan.engine.generation import Generation, Piece
+from kvspan.engine.meter import Timing
 from kvspan.errors import KvspanError
+from kvspan.request import FinishReason
 from kvspan.sampling.detokenize import Decoder
 
 
@@ -22,19 +24,28 @@ class RequestStream:
         generation: the request.
         decoder: of the model's tokenizer.
         abort: ends the request in the engine.
+        timings: of its outputs, by the engine's number.
     """
 
-    def __init__(self, generation: Generation, *, decoder: Decoder, abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        decoder: Decoder,
+        abort: Callable[[], None],
+        timings: Mapping[int, Timing],
+    ) -> None:
         self.generation = generation
+        self.timings = timings
         self._decoder, self._abort = decoder, abort
         self._pieces: list[Piece] = []
         self._error: KvspanError | None = None
         self._bell = asyncio.Event()
 
-    def take(self, event: Event) -> bool:
-        """Takes in what a step gave one output; whether that has ended it."""
+    def take(self, event: Event) -> FinishReason | None:
+        """Takes in what a step gave one output; why that has ended it, if it has."""
         self._pieces.append(self.generation.take(event, self._decoder))
-        return self.generation.outputs[event.request_id].finish_reason is not None
+        return self.generation.outputs[event.request_id].finish_reason
 
     def fail(self, error: KvspanError) -> None:
         """Ends it: whoever waits for it gets the pieces that are there, and then the error."""

@@ -121,7 +121,7 @@ async def message_events(answering: Answering, model: str) -> AsyncIterator[byte
 
 def _opening(answering: Answering, model: str) -> bytes:
     usage = {**_usage(answering), "output_tokens": 0}
-    empty = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     return _event("message_start", message={**_head(model), **empty})
 
 

@@ -16,6 +16,7 @@ from kvspan.clock import unix_s
 from kvspan.engine.messages import Seen
 from kvspan.engine.snapshot import Snapshot
 from kvspan.errors import EngineDeadError
+from kvspan.metrics import Histogram
 from kvspan.server.served import Served, served
 from kvspan.server.sse import EventStream, event
 
@@ -119,9 +120,11 @@ async def _look(here: Served) -> dict[str, Any]:
     }
 
 
-def _spread(here: Served, name: str) -> dict[str, float]:  # noqa: ARG001
+def _spread(here: Served, name: str) -> dict[str, float]:
     """Sum and count of a histogram."""
-    return {"sum": 0.0, "count": 0}
+    found = next(m for m in here.llm.meter.registry if m.name == name)
+    assert isinstance(found, Histogram), f"{name} is no histogram"
+    return {"sum": found.distribution.total, "count": sum(found.distribution.counts)}
 
 
 def _file(name: str, kind: str) -> Response:

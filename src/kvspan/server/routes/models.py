@@ -4,8 +4,10 @@ from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 import kvspan
+from kvspan.server.exposition import exposition
 from kvspan.server.prompts import encode, render
 from kvspan.server.protocol import DetokenizeRequest, TokenizeRequest
 from kvspan.server.served import Served, served
@@ -48,6 +50,13 @@ async def ready(request: Request) -> Response:
     is_ready = state.ready and not here.draining
     why = "The server is about to end." if here.draining else state.why
     return _json({"ready": is_ready, "why": why}, 200 if is_ready else 503)
+
+
+@router.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Everything that is measured, for Prometheus."""
+    here = served(request)
+    return Response(exposition(here.llm.metrics()), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.post("/tokenize")
