@@ -5,9 +5,9 @@ but what `Answering` shows of it.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from kvspan.errors import RequestError
 from kvspan.server.protocol import Body, ChatRequest
@@ -31,7 +31,7 @@ class ResponsesRequest(Body):
     ignored: ClassVar[frozenset[str]] = IGNORED
 
     model: str | None = None
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -56,9 +56,11 @@ class ResponsesRequest(Body):
         return values
 
     @model_validator(mode="after")
-    def _text_is_a_format(self) -> Self:
+    def _has_input_and_a_format(self) -> Self:
         if not isinstance((self.text or {}).get("format") or {}, Mapping):
             raise ValueError("text.format must be an object")
+        if not self.input:
+            raise ValueError("input is empty")
         return self
 
 
