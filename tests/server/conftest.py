@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import httpx
@@ -45,7 +46,7 @@ class Running:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
 
-    @property
+    @cached_property
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
@@ -84,6 +85,7 @@ def serving(model: Path, *options: str) -> Iterator[Running]:
         reader.start()
         try:
             yield running
+            running.openai.close()
         finally:
             process.send_signal(signal.SIGTERM)
             try:
