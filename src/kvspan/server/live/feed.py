@@ -5,6 +5,7 @@ in the browser. Knows no engine but through `AsyncLLM.look`.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from importlib import resources
 from typing import Any
@@ -52,7 +53,8 @@ async def page() -> Response:
 async def feed(request: Request) -> Response:
     """What the page shows, as events."""
     watch: Watch = request.app.state.watch
-    return EventStream(_looks(served(request), watch), on_gone=lambda: None)
+    gone = asyncio.Event()
+    return EventStream(_looks(served(request), watch, gone), on_gone=gone.set)
 
 
 @router.get("/live/{name}")
@@ -63,10 +65,12 @@ async def file(name: str) -> Response:
     return _file(name, KINDS[name])
 
 
-async def _looks(here: Served, watch: "Watch") -> AsyncIterator[bytes]:
-    while not here.llm.health.gone:
+async def _looks(here: Served, watch: "Watch", gone: asyncio.Event) -> AsyncIterator[bytes]:
+    """A look every `LOOK_S`, until the reader goes away or the server, with nothing left to do, ends."""
+    while not (gone.is_set() or (here.draining and not here.llm.num_unfinished)):
         yield event(await watch.look(here))
-        await asyncio.sleep(LOOK_S)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(gone.wait(), LOOK_S)
 
 
 class Watch:
