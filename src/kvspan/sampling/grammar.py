@@ -144,8 +144,11 @@ def compiled(asked: StructuredOutputsParams) -> str:
     form = _form(asked)
     if asked.after is None:
         return json.dumps({"grammars": [form]})
-    mark = json.dumps(asked.after, ensure_ascii=False)
-    thinking = f"start: thought /\\n*/ @form\nthought[suffix={mark}]: /(?s:.*)/"
+    closing = json.dumps(asked.after, ensure_ascii=False)
+    thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: thought /\\n*/ @form"
+    if asked.opening is not None:
+        opening = json.dumps(asked.opening, ensure_ascii=False)
+        thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: @form | {opening} thought /\\n*/ @form"
     return json.dumps({"grammars": [{"lark_grammar": thinking}, {"name": "form", **form}]})
 
 

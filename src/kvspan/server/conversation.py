@@ -15,7 +15,7 @@ from kvspan.server.answers import AnswerReader
 from kvspan.server.parsing import AnswerParser
 from kvspan.server.prompts import encode, render
 from kvspan.server.protocol import ChatRequest
-from kvspan.server.reasoning.split import ReasoningSplitter
+from kvspan.server.reasoning.split import Beginning, ReasoningSplitter, ReasoningStyle
 from kvspan.server.sampling import chat_params
 from kvspan.server.served import Served
 from kvspan.server.styles import Styles
@@ -61,13 +61,13 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
         tools=body.tools,
         template_kwargs=body.chat_template_kwargs,
     )
-    inside = styles.reasoning is not None and styles.reasoning.begins_inside(text)
-    params = _with_form(chat_params(body, here.default_sampling), choice, styles, inside=inside)
+    begins = Beginning.CONTENT if styles.reasoning is None else styles.reasoning.beginning(text)
+    params = _with_form(chat_params(body, here.default_sampling), choice, styles, begins)
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
 
     def parser() -> AnswerParser:
-        splitter = ReasoningSplitter(styles.reasoning, inside=inside) if styles.reasoning else None
+        splitter = _splitter(styles.reasoning, begins)
         calls = styles.tools.parser(choice.tools, new_id=_call_id) if choice.callable else None
         return AnswerReader(
             reasoning=splitter,
@@ -80,7 +80,7 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
 
 
 def _with_form(
-    params: SamplingParams, choice: ToolChoice, styles: Styles, *, inside: bool
+    params: SamplingParams, choice: ToolChoice, styles: Styles, begins: Beginning
 ) -> SamplingParams:
     """The parameters with the form that the answer is held to, after the thought if there is one."""
     form = params.structured_outputs
@@ -88,9 +88,16 @@ def _with_form(
         form = StructuredOutputsParams(grammar=styles.tools.lark(choice.forced, several=choice.several))
     if form is None:
         return params
-    if inside and styles.reasoning is not None:
-        form = msgspec.structs.replace(form, after=styles.reasoning.closing)
+    if styles.reasoning is not None and begins is not Beginning.CONTENT:
+        opening = styles.reasoning.opening if begins is Beginning.OPEN else None
+        form = msgspec.structs.replace(form, after=styles.reasoning.closing, opening=opening)
     return msgspec.structs.replace(params, structured_outputs=form)
+
+
+def _splitter(style: ReasoningStyle | None, begins: Beginning) -> ReasoningSplitter | None:
+    if style is None or begins is Beginning.CONTENT:
+        return None
+    return ReasoningSplitter(style, inside=begins is Beginning.INSIDE)
 
 
 def _marks_are_special(styles: Styles, choice: ToolChoice, tokenizer: Tokenizer) -> bool:

@@ -144,6 +144,18 @@ def test_every_kind_of_form(
         assert re.fullmatch(pattern, walk(grammar, tokenizer, seed=seed))
 
 
+@pytest.mark.parametrize("thought", ["", "<t>", "<t>hm </t>\n\n"])
+def test_a_thought_that_may_be_left_out(grammars: Grammars, tokenizer: Tokenizer, thought: str) -> None:
+    asked = StructuredOutputsParams(regex="[01]{3}", opening="<t>", after="</t>")
+    grammar = grammars.start(asked)
+    for token in tokenizer.encode(thought, add_special_tokens=False):
+        assert token in allowed(grammar)
+        grammar.accept(token)
+    zero, letter = tokenizer.encode("0q", add_special_tokens=False)
+    assert zero in allowed(grammar)
+    assert (letter in allowed(grammar)) == (thought == "<t>")
+
+
 def test_a_whole_text_may_end_or_go_on(grammars: Grammars, tokenizer: Tokenizer) -> None:
     grammar = grammars.start(StructuredOutputsParams(regex="ab|abc"))
     for token in tokenizer.encode("ab", add_special_tokens=False):

@@ -129,16 +129,18 @@ function drawCards(now) {
   const prompt = smooth(history.prompt, 4);
   const total = now.stats.prompt_tokens;
   const hit = total ? Math.round((100 * now.stats.cached_tokens) / total) : 0;
-  card("output", output, count(output.at(-1)), `${count(prompt.at(-1))} tok/s of prompts`);
-  card("ttft", history.ttft, milliseconds(latest(history.ttft)), `${now.ttft.count} requests so far`);
-  card("tpot", smooth(history.tpot, 8), milliseconds(latest(smooth(history.tpot, 8))), `${count(now.stats.output_tokens)} tokens so far`);
-  const aside = `${hit}% of prompt tokens hit` + (now.stats.preemptions ? `, ${now.stats.preemptions} preempted` : "");
-  card("kv", history.kv, latest(history.kv)?.toFixed(1) ?? "–", aside, 100);
+  card("output", output, count(output.at(-1)), "tok/s out", `${count(prompt.at(-1))} tok/s of prompts`);
+  const tpot = smooth(history.tpot, 8);
+  card("ttft", history.ttft, ...duration(latest(history.ttft)), `${now.ttft.count} requests so far`);
+  card("tpot", tpot, ...duration(latest(tpot)), `${count(now.stats.output_tokens)} tokens so far`);
+  const aside = `${hit}% prefix hits` + (now.stats.preemptions ? `, ${now.stats.preemptions} preempted` : "");
+  card("kv", history.kv, latest(history.kv)?.toFixed(1) ?? "–", "% in use", aside, 100);
 }
 
-function card(name, values, figure, aside, top) {
+function card(name, values, figure, unit, aside, top) {
   const node = $(`card-${name}`);
   node.querySelector("b").textContent = figure;
+  node.querySelector(".figure span").textContent = unit;
   node.querySelector(".aside").textContent = aside;
   const length = Math.max(values.length, SHORTEST); // at first a few seconds fill the line, later a minute
   drawLine(node.querySelector("svg"), values, { length, top });
@@ -146,7 +148,11 @@ function card(name, values, figure, aside, top) {
 
 const latest = (list) => list.findLast((value) => value !== null);
 const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
-const milliseconds = (value) => (value === undefined ? "–" : value < 10 ? value.toFixed(1) : count(value));
+const duration = (ms) => {
+  if (ms === undefined) return ["–", "ms"];
+  if (ms < 10) return [ms.toFixed(1), "ms"];
+  return ms < 2000 ? [count(ms), "ms"] : [(ms / 1000).toFixed(1), "s"];
+};
 
 startChat({ log: $("chat-log"), form: $("chat-form"), input: $("chat-input"), send: $("chat-send"), clear: $("chat-clear"), headers, askForKey });
 forEver();
