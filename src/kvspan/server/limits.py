@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from fastapi import Response
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvspan.server.errors import error_body
@@ -12,6 +13,10 @@ from kvspan.server.live.feed import KINDS
 
 OPEN_PATHS = ("/health", "/ready", "/metrics", "/", *(f"/live/{name}" for name in KINDS))
 """Probes and scrapers come without a key, and so does the live page, which asks for one."""
+
+
+_TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+_LAST = {"Connection": "close"}  # what is left of the body is not read
 
 
 class KeyCheck:
@@ -53,10 +58,6 @@ def _key(name: bytes, value: bytes) -> bytes | None:
     return key.strip() if name == b"authorization" and scheme.lower() == b"bearer" else None
 
 
-class _TooLargeError(Exception):
-    """More bytes have come than a body may have."""
-
-
 class BodyLimit:
     """Refuses bodies that are too large: at their head if it tells, else as soon as they are.
 
@@ -67,6 +68,9 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
+        self._sentence = (
+            f"The body has more than {max_bytes} bytes: send less, or raise --max-body-size."
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers 413."""
@@ -75,35 +79,17 @@ class BodyLimit:
             return
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > self._max_bytes:
-            await self._refuse(scope, receive, send)
+            body = error_body(_TOO_LARGE, self._sentence)
+            await Response(body, _TOO_LARGE, _LAST, "application/json")(scope, receive, send)
             return
         num_bytes = 0
-        begun = False
 
         async def counted() -> Message:
             nonlocal num_bytes
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._max_bytes:
-                raise _TooLargeError
+                raise HTTPException(_TOO_LARGE, self._sentence, _LAST)
             return message
 
-        async def noted(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, noted)
-        except _TooLargeError:
-            if not begun:
-                await self._refuse(scope, receive, send)
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sentence = (
-            f"The body has more than {self._max_bytes} bytes: send less, or raise --max-body-size."
-        )
-        body = error_body(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, sentence, code="body_too_large")
-        headers = {"Connection": "close"}  # what is left of the body is not read
-        status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        await Response(body, status, headers, "application/json")(scope, receive, send)
+        await self._app(scope, counted, send)
