@@ -5,7 +5,6 @@ it. Time, ranks and weights are the executor's affair, so a simulator can put an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -16,6 +15,7 @@ from kvspan.cache.prefix import KeySpace
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
+from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammar, Grammars
@@ -23,8 +23,7 @@ from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import Executor, Fill, Row, Step, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, array_like=True):
     """What a step gave a request.
 
     Args:
@@ -51,8 +50,7 @@ class Event:
     form_ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters since the engine started.
 
     Args:
@@ -68,6 +66,21 @@ class EngineStats:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+
+
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine is busy with.
+
+    Args:
+        num_running: requests that hold units.
+        num_waiting: requests that wait for room.
+        used_blocks: for each pool, its blocks that requests hold. A pool is a rank's if the interleave
+            is the block size, and the whole DCP group's if it is less.
+    """
+
+    num_running: int
+    num_waiting: int
+    used_blocks: tuple[int, ...]
 
 
 class EngineCore:
@@ -95,22 +108,10 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        layout = resolved.cache_layout
-        self._keys = KeySpace(layout=layout, kv_dtype=resolved.kv_dtype, model=resolved.model)
-        self._cache = CacheManager(
-            layout,
-            blocks_per_pool=self.plan.blocks_per_rank,
-            enable_prefix_caching=resolved.enable_prefix_caching,
+        self._keys = KeySpace(
+            layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=resolved.max_num_seqs,
-                max_num_batched_tokens=resolved.max_num_batched_tokens,
-                max_model_len=resolved.max_model_len,
-                enable_chunked_prefill=resolved.enable_chunked_prefill,
-            ),
-            self._cache,
-        )
+        self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
         self._dead: str | None = None
@@ -118,8 +119,21 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is there."""
-        return bool(self._states)
+        """Whether any request is there, and ranks to work on it."""
+        return bool(self._states) and self._dead is None
+
+    @property
+    def load(self) -> "EngineLoad":
+        """What it is busy with."""
+        return EngineLoad(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            used_blocks=self._cache.used_by_pool,
+        )
+
+    def look(self) -> Snapshot:
+        """Its blocks and requests at this moment."""
+        return look(self._cache, self._states.values())
 
     @property
     def free_tokens(self) -> int:
@@ -127,32 +141,20 @@ class EngineCore:
         return self._cache.free_tokens
 
     def check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Refuses a request that can never run.
-
-        Args:
-            prompt: its token ids.
-            params: how its tokens are chosen.
-
-        Raises:
-            RequestError: one sentence with the numbers.
-        """
-        config, limit = self.resolved.model_config, self.resolved.max_model_len
-        if not prompt:
-            raise RequestError("The prompt is empty: it needs at least one token.")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens, which leaves no room for output: "
-                f"--max-model-len is {limit}, prompt and output together."
-            )
-        if outside := [t for t in prompt if not 0 <= t < config.vocab_size]:
-            vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
-            raise RequestError(f"The prompt has the token id {outside[0]}; {vocabulary}.")
-        params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+        """Refuses a request that can never run; see the function of the same name."""
+        check_request(self.resolved, prompt, params)
         if params.structured_outputs is not None:
             self._grammars.check(params.structured_outputs)
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        cache_salt: str = "",
+        priority: int = 0,
+        request_id: int | None = None,
     ) -> int:
         """Queues a request for one output.
 
@@ -161,6 +163,8 @@ class EngineCore:
             params: how tokens are chosen; `n` is the caller's affair.
             seed: of its random stream.
             cache_salt: prefixes are shared only with requests of the same salt.
+            priority: the lower value runs first, and is preempted last.
+            request_id: the engine's number for it, higher than any before; None = the next one.
 
         Returns:
             The engine's number for it.
@@ -169,7 +173,10 @@ class EngineCore:
             RequestError: it can never run.
         """
         self.check_request(prompt, params)
-        request_id, self._next_id = self._next_id, self._next_id + 1
+        if request_id is None:
+            request_id = self._next_id
+        assert request_id >= self._next_id, f"request {request_id} comes late"
+        self._next_id = request_id + 1
         if params.structured_outputs is not None:
             self._forms[request_id] = self._grammars.start(params.structured_outputs)
             # The workers get masks; a schema would only be carried to each of them.
@@ -182,6 +189,7 @@ class EngineCore:
             params=params,
             seed=seed,
             keys=self._keys.keys(tokens, cache_salt=cache_salt),
+            priority=priority,
         )
         self._scheduler.add(state)
         self._states[request_id] = state
@@ -223,7 +231,8 @@ class EngineCore:
             What each of its rows gave; nothing if there was nothing to do.
 
         Raises:
-            EngineDeadError: a rank died or hung; every request has ended with it.
+            EngineDeadError: a rank died or hung. No request gets anything more, unless `revive` is
+                called.
         """
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -233,9 +242,52 @@ class EngineCore:
             # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
             died = isinstance(failure, EngineDeadError)
             self._dead = str(failure) if died else f"A step was broken off by {type(failure).__name__}."
-            self._states.clear()
             self._executor.shutdown()
             raise
+
+    def revive(self, executor: Executor) -> None:
+        """Goes on with other ranks after a step has failed; no request is lost.
+
+        Their tokens are here, so each is computed again and continues with the token that it would
+        have got. The cache begins empty.
+
+        Args:
+            executor: ranks of the same kind, not started yet.
+
+        Raises:
+            EngineDeadError: one of these died or hung as well; this may be called again.
+        """
+        assert self._dead is not None, "the ranks live"
+        self._executor = executor
+        try:
+            executor.start()
+            executor.allocate_cache(self.plan.blocks_per_rank)
+        except BaseException:
+            executor.shutdown()
+            raise
+        self._begin_empty()
+        for state in self._states.values():
+            state.begin_again()
+            self._scheduler.add(state)
+        self._dead = None
+
+    def _begin_empty(self) -> None:
+        """A scheduler and a cache for ranks that know of nothing yet."""
+        resolved = self.resolved
+        self._cache = CacheManager(
+            resolved.cache_layout,
+            blocks_per_pool=self.plan.blocks_per_rank,
+            enable_prefix_caching=resolved.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=resolved.max_num_seqs,
+                max_num_batched_tokens=resolved.max_num_batched_tokens,
+                max_model_len=resolved.max_model_len,
+                enable_chunked_prefill=resolved.enable_chunked_prefill,
+            ),
+            self._cache,
+        )
 
     def _step(self) -> list[Event]:
         scheduled = self._scheduler.schedule()
@@ -336,6 +388,32 @@ def _end_of(form: Grammar) -> FinishReason | None:
     if form.failure is not None:
         return FinishReason.ABORT
     return FinishReason.STOP if form.ended else None
+
+
+def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:
+    """Refuses a request that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        prompt: its token ids.
+        params: how its tokens are chosen.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    config, limit = resolved.model_config, resolved.max_model_len
+    if not prompt:
+        raise RequestError("The prompt is empty: it needs at least one token.")
+    if len(prompt) >= limit:
+        raise RequestError(
+            f"The prompt has {len(prompt)} tokens, which leaves no room for output: "
+            f"--max-model-len is {limit}, prompt and output together."
+        )
+    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+        outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
+        vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
+        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
+    params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
 
 
 def stream_seed(*parts: int) -> int:
