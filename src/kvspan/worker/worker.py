@@ -21,7 +21,7 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import RankContext
+from kvspan.models.base import Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
@@ -62,6 +62,11 @@ class Worker:
         self._rule = _prefill_rule(resolved)
         self._workspace = _workspace(resolved, world.rank, self._device)
         self._next_step_id = 0
+
+    @property
+    def model(self) -> Model:
+        """This rank's part of the model."""
+        return self._model
 
     def load(self) -> RankReport:
         """Loads this rank's part of the weights."""
