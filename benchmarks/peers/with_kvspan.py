@@ -4,7 +4,6 @@ import random
 
 import contestant
 
-from kvspan import LLM, SamplingParams
 from kvspan.bench.contender import WARM_TOKENS, Case, Contender
 from kvspan.config.engine import EngineConfig
 
@@ -22,8 +21,7 @@ class Kvspan:
             "load_format": "dummy" if asked.dummy else "auto",
         }
         self._contender = Contender(EngineConfig.from_mapping(options))
-        self._options, self._source, self._seed = options, random.Random(1), 0
-        self._llm: LLM | None = None
+        self._source, self._seed = random.Random(1), 0
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
@@ -42,9 +40,7 @@ class Kvspan:
 
     def prefill(self, tokens: int) -> None:
         """See `Contestant.prefill`."""
-        self._llm = self._llm or LLM(**{**self._options, "enable_prefix_caching": False})
-        one = SamplingParams(max_tokens=1, temperature=0.0)
-        self._llm.generate(contestant.prompt(tokens, self._source), one, use_tqdm=False)
+        self._contender.compute(contestant.prompt(tokens, self._source))
 
 
 if __name__ == "__main__":

@@ -109,6 +109,22 @@ class Contender:
             assert fill is not None, "there was room"
             self._executor.fill(fill)
 
+    def compute(self, prompt: list[int]) -> float:
+        """Prefills a prompt that has not been seen, for real.
+
+        Returns:
+            Seconds until its first token.
+        """
+        generation = self._engine.prepare(prompt, _GREEDY)
+        start_s = self._clock.now_s()
+        self._engine.start(generation)
+        try:
+            while _num_tokens(generation) < 1:
+                self._engine.step()
+            return self._clock.now_s() - start_s
+        finally:
+            self._engine.abort(generation)
+
     def decode(self, num_steps: int, *, watching: bool = False) -> Steps:
         """Decodes what was filled, from its beginning.
 
