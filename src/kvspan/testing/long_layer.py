@@ -15,20 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvspan.cache.manager import round_robin
-from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.config.resolved import Resolved
 from kvspan.layers.rotary import Rotary, Rotation
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import Batch
 from kvspan.models.deepseek import LATENT_EPS
 from kvspan.request import SamplingParams
 from kvspan.step import Fill, NewRequest, Row, Step, pack_tokens
 from kvspan.testing.ranks import run_ranks
 from kvspan.topology import Span
-from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import STEP, made_up
 from kvspan.worker.worker import Worker, torch_dtype
 
@@ -75,7 +72,7 @@ def _rank_outputs(
     worker.allocate_cache(num_blocks)
     units = _units(resolved, num_blocks, num_keys + 1)
     worker.fill(Fill(units, num_keys, seed))
-    batch = _batch(resolved, world.rank, num_blocks, units, num_keys)
+    batch = worker.prepare(_new_token(num_keys, units))
     rotation = _rotation(model_config, num_keys)
     attention = dict(worker.model.named_modules())["layers.0.attention"]
     nothing = replace(batch, keys=replace(batch.keys, last=np.zeros_like(batch.keys.last)))
@@ -101,17 +98,12 @@ def _units(resolved: Resolved, num_blocks: int, num_tokens: int) -> tuple[int, .
     return tuple(units)
 
 
-def _batch(
-    resolved: Resolved, rank: int, num_blocks: int, units: tuple[int, ...], num_keys: int
-) -> Batch:
-    """One row: the token at position `num_keys`."""
-    layout, dcp_rank = resolved.cache_layout, resolved.topology.dcp_rank(rank)
-    mirrors = Mirrors(lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks))
+def _new_token(num_keys: int, units: tuple[int, ...]) -> Step:
+    """A step of one row: the token at position `num_keys`."""
     tokens = pack_tokens([0] * (num_keys + 1))
     new = NewRequest(0, tokens, num_keys + 1, SamplingParams(), 0)
     row = Row(0, num_keys, 1, sample=True, new_units=units)
-    mirrors.learn(Step(0, (new,), (row,), ()))
-    return build_batch([row], mirrors, block_size=layout.block_size, device=torch.device("cpu"))
+    return Step(0, (new,), (row,), ())
 
 
 def _rotation(config: ModelConfig, position: int) -> Rotation:

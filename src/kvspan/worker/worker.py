@@ -21,7 +21,7 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import Model, RankContext
+from kvspan.models.base import Batch, Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
@@ -116,6 +116,11 @@ class Worker:
         """Notes where time goes from here on, or no longer; what it noted since the last call."""
         return self._recorder.switch(on)
 
+    def prepare(self, step: Step) -> Batch:
+        """Takes in what a step tells of requests, and makes the tensors of its rows."""
+        self._mirrors.learn(step)
+        return build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
+
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Does a step; the result is whole on rank 0 alone."""
@@ -131,8 +136,7 @@ class Worker:
 
     def _execute(self, step: Step) -> StepResult:
         with self._recorder.span("prepare"):
-            self._mirrors.learn(step)
-            batch = build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
+            batch = self.prepare(step)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):
