@@ -8,11 +8,11 @@ Everything that crosses a process is a msgspec struct. Knows no tensors.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kvspan.request import SamplingParams
 
@@ -35,7 +35,50 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     seed: int
 
 
-def pack_tokens(tokens: Sequence[int]) -> bytes:
+class TokenLog(Protocol):
+    """Tokens of a request, in order; it grows at the end. A `list` of ids is one."""
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        ...
+
+    def __getitem__(self, index: slice, /) -> list[int]:
+        """Some of them."""
+        ...
+
+    def append(self, token: int, /) -> None:
+        """Puts one more at the end."""
+        ...
+
+
+class CountedTokens:
+    """Tokens that nobody knows but for their number, as a trace has them: each counts as token 0.
+
+    Args:
+        num_tokens: how many.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return self._num_tokens
+
+    def __getitem__(self, index: slice, /) -> list[int]:
+        """Some of them."""
+        return [0] * len(range(*index.indices(self._num_tokens)))
+
+    def __array__(self, dtype: DTypeLike | None = None, *, copy: bool | None = None) -> NDArray[Any]:
+        """All of them at once, for `pack_tokens`."""
+        return np.zeros(self._num_tokens, dtype)
+
+    def append(self, _token: int, /) -> None:
+        """One more, whatever it is."""
+        self._num_tokens += 1
+
+
+def pack_tokens(tokens: Sequence[int] | TokenLog) -> bytes:
     """Token ids as little-endian int32: a 100K-token prompt crosses as 400 KB and one copy."""
     return np.asarray(tokens, dtype="<i4").tobytes()
 

@@ -30,6 +30,8 @@ DECIDING = [
     "kvspan.trace.synth",
     "kvspan.trace.tokens",
     "kvspan.engine.core",
+    "kvspan.plan.search",
+    "kvspan.plan.simulate",
     "kvspan.cli.main",
 ]
 

@@ -14,7 +14,8 @@ from kvspan.clock import WallClock
 from kvspan.config.engine import EngineConfig
 from kvspan.engine.build import make_executor, resolve_engine
 from kvspan.engine.core import EngineCore
-from kvspan.engine.engine import Engine, Generation
+from kvspan.engine.engine import Engine
+from kvspan.engine.generation import Generation
 from kvspan.errors import ConfigError
 from kvspan.request import SamplingParams
 from kvspan.step import TimedSpan

@@ -180,7 +180,7 @@ def _choose_exchange(
     asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
 ) -> Choice[str]:
     if asked.dcp_comm_backend != "auto":
-        _check_exchange(asked.dcp_comm_backend, model, topology)
+        check_exchange(asked.dcp_comm_backend, model, topology)
         return Choice(asked.dcp_comm_backend)
     if topology.dcp_size == 1:
         return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
@@ -196,8 +196,14 @@ def _choose_exchange(
     )
 
 
-def _check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
-    """A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice."""
+def check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
+    """Refuses an exchange that a layout cannot have.
+
+    A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice.
+
+    Raises:
+        ConfigError: one sentence with the numbers.
+    """
     heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
     slices = cuts(heads * dim, parts=topology.dcp_size)
     if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
