@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex
+from kvspan.native import prefer_huge_pages
 
 LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """Dtypes of 8 bits -> the largest number that they hold."""
@@ -107,7 +108,7 @@ class PlainSlots:
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         shape = self._shape.of(num_blocks, self._shape.dim)
-        self.all = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self.all = _room(shape, self._dtype, self._device)
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
@@ -148,7 +149,7 @@ class ScaledSlots:
             self._shape.of(num_blocks, last) for last in (self._shape.dim, len(self._shape.parts))
         )
         # Bytes, since not every device indexes elements of 8-bit floats.
-        self._codes = torch.empty(codes, dtype=torch.uint8, device=self._device)
+        self._codes = _room(codes, torch.uint8, self._device)
         self._scales = torch.empty(scales, dtype=SCALE_DTYPE, device=self._device)
 
     def put(self, rows: Tensor, writes: Writes) -> None:
@@ -201,6 +202,14 @@ def make_slots(
 def seen_dtype(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
     """The dtype in which kernels see a cache of `stored` elements in a model of `computed` ones."""
     return computed if stored in LIMITS else stored
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Undefined elements, in huge pages where there are such: a step reads the cache in long runs."""
+    room = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        prefer_huge_pages(room.data_ptr(), room.nbytes)
+    return room
 
 
 def _put(slots: Tensor, rows: Tensor, writes: Writes) -> None:
