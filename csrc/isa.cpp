@@ -35,11 +35,16 @@ Kernel attention_kernel(Isa isa, Dtype dtype, Dtype stored) {
 }
 
 LinearKernel linear_kernel(Isa isa) {
+    switch (isa) {
 #ifdef KVSPAN_X86
-    if (isa == Isa::avx512) return avx512_linear();
+        case Isa::avx2:
+            return avx2_linear();
+        case Isa::avx512:
+            return avx512_linear();
 #endif
-    static_cast<void>(isa);
-    return nullptr;
+        default:
+            return portable_linear();
+    }
 }
 
 const RowKernels& row_kernels(Isa isa, Dtype dtype) {

@@ -22,6 +22,9 @@ class Dtype(Enum):
 def available(isa: Isa, /) -> bool:
     """Whether this build has the instruction set's kernels and this processor runs them."""
 
+def prefer_huge_pages(memory: int, size: int, /) -> None:
+    """A wish about memory that has not been touched; `size` in bytes."""
+
 def attend(
     isa: Isa,
     dtype: Dtype,
@@ -112,25 +115,16 @@ class ShmGroup:
     def finish(self, timeout_s: float, /) -> int:
         """Waits; the rank that has not come in time, or -1."""
 
-def has_linear(isa: Isa, /) -> bool:
-    """Whether the instruction set has a kernel for linear layers in bf16."""
+class LinearLayer:
+    """A linear layer in bf16; see `csrc/linear.h`. What is given as an address outlives it."""
 
-def linear(
-    isa: Isa,
-    threads: int,
-    input: int,
-    rows: int,
-    input_stride: int,
-    weight: int,
-    outputs: int,
-    weight_stride: int,
-    inputs: int,
-    bias: int,
-    out: int,
-    wide: bool,
-    /,
-) -> None:
-    """A linear layer on few rows of bf16; `bias` 0 = none; `wide` = the output is float32."""
+    def __init__(self, isa: Isa, weight: int, outputs: int, inputs: int, bias: int, /) -> None:
+        """`weight` is in panels; `bias` 0 = none."""
+
+    def __call__(
+        self, threads: int, input: int, rows: int, input_stride: int, out: int, wide: bool, /
+    ) -> None:
+        """`wide` = the output is float32."""
 
 def rms_norm(
     isa: Isa,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.scaled import LIMITS, SCALE_DTYPE, Scaled
+from kvspan.native import prefer_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class PlainSlots:
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         shape = self._shape.of(num_blocks, self._shape.dim)
-        self._all = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._all = _room(shape, self._dtype, self._device)
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
@@ -166,7 +167,7 @@ class ScaledSlots:
             self._shape.of(num_blocks, last) for last in (self._shape.dim, len(self._shape.parts))
         )
         self._all = Scaled(
-            torch.empty(codes, dtype=self._dtype, device=self._device),
+            _room(codes, self._dtype, self._device),
             torch.empty(scales, dtype=SCALE_DTYPE, device=self._device),
             self._shape.parts,
             self._seen_dtype,
@@ -208,6 +209,14 @@ def make_slots(
 def seen_dtype(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
     """The dtype in which kernels see a cache of `stored` elements in a model of `computed` ones."""
     return computed if stored in LIMITS else stored
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Undefined elements, in huge pages where there are such: a step reads the cache in long runs."""
+    room = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        prefer_huge_pages(room.data_ptr(), room.nbytes)
+    return room
 
 
 def _put(slots: Tensor, rows: Tensor, writes: Writes) -> None:

@@ -80,9 +80,12 @@ class Worker:
             ignored=model.ignored_weights(),
             prefix=resolved.model_config.tensor_prefix,
         )
+        weight_bytes = sum(p.numel() * p.itemsize for p in parameters.values())
+        parameters.clear()  # so that each weight can go when it has been settled
+        model.settle()
         return RankReport(
             rank=self._rank,
-            weight_bytes=sum(p.numel() * p.itemsize for p in parameters.values()),
+            weight_bytes=weight_bytes,
             free_bytes=_free_bytes(self._device),
             kv_bytes_per_token=sum(store.bytes_per_token for store in model.kv_stores()),
         )
