@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvspan.engine.async_llm import AsyncLLM
     from kvspan.engine.llm import LLM
     from kvspan.errors import (
         ConfigError,
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
     "StructuredOutputsParams",
     "RequestOutput",
@@ -37,6 +39,7 @@ __all__ = [
 
 _ROOMS = {
     "LLM": "kvspan.engine.llm",
+    "AsyncLLM": "kvspan.engine.async_llm",
     **dict.fromkeys(("SamplingParams", "RequestOutput", "CompletionOutput"), "kvspan.request"),
     "StructuredOutputsParams": "kvspan.structured",
 }

@@ -27,8 +27,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
         disable_any_whitespace: JSON is written without line breaks and indentation.
         whitespace_pattern: an expression for the space between the parts of JSON instead of up to 40
             blanks; a small model that is left free may write space without end.
-        after: text that may precede all that: the form holds only for what follows it. For models that
-            think before they speak.
+        after: the form holds only for what follows this text, which ends a thought.
+        opening: with `after`: the thought may be left out, and begins with this text if it is not.
 
     Raises:
         RequestError: none or several kinds are asked for, or a value is of the wrong kind.
@@ -42,6 +42,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
     after: str | None = None
+    opening: str | None = None
 
     def __post_init__(self) -> None:
         asked = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -67,7 +68,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(f"structured_outputs must be an object, got {type(mapping).__name__}.")
         known = {k: v for k, v in mapping.items() if k not in _IGNORED and v is not None}
         for name in known:
-            if name not in _RULES or name == "after":
+            if name not in _RULES or name in ("after", "opening"):
                 instead = _USE_INSTEAD.get(name, f"there are {', '.join(KINDS)}")
                 raise RequestError(f"structured_outputs has no {name!r} here: {instead}.")
         return cls(**known)
@@ -146,6 +147,7 @@ _RULES = {
     "disable_any_whitespace": _flag,
     "whitespace_pattern": _text,
     "after": _text,
+    "opening": _text,
 }
 
 

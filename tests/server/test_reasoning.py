@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.server.reasoning.registry import NAMES, STYLES, find_style
-from kvspan.server.reasoning.split import ReasoningSplitter, ReasoningStyle, Split
+from kvspan.server.reasoning.split import Beginning, ReasoningSplitter, ReasoningStyle, Split
 
 QWEN3 = ReasoningStyle(name="qwen3")
 
@@ -65,16 +65,18 @@ def test_a_thought_comes_while_it_is_thought() -> None:
 @pytest.mark.parametrize(
     ("prompt", "qwen3", "deepseek_r1"),
     [
-        ("<|im_start|>assistant\n", False, True),
-        ("<|im_start|>assistant\n<think>\n", True, True),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", False, False),
-        ("a<think>b</think>c<|im_start|>assistant\n", False, True),
+        ("<|im_start|>assistant\n", Beginning.OPEN, Beginning.INSIDE),
+        ("<|im_start|>assistant\n<think>\n", Beginning.INSIDE, Beginning.INSIDE),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Beginning.CONTENT, Beginning.CONTENT),
+        ("a<think>b</think>c<|im_start|>assistant\n", Beginning.OPEN, Beginning.INSIDE),
     ],
 )
-def test_the_prompt_says_where_an_answer_begins(prompt: str, qwen3: bool, deepseek_r1: bool) -> None:
+def test_the_prompt_says_how_an_answer_begins(
+    prompt: str, qwen3: Beginning, deepseek_r1: Beginning
+) -> None:
     by_name = {style.name: style for style in STYLES}
-    assert by_name["qwen3"].begins_inside(prompt) == qwen3
-    assert by_name["deepseek_r1"].begins_inside(prompt) == deepseek_r1
+    assert by_name["qwen3"].beginning(prompt) is qwen3
+    assert by_name["deepseek_r1"].beginning(prompt) is deepseek_r1
 
 
 def test_auto_looks_for_the_marks_in_the_template() -> None:

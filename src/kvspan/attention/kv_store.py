@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex
+from kvspan.attention.scaled import Scaled
 from kvspan.attention.slots import Slots, SlotShape, Writes, make_slots
 
 
@@ -38,14 +39,23 @@ class Seen:
     """What a step's rows see, as a kernel takes it.
 
     Args:
-        keys: [n, Hkv, B, D].
-        values: [n, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
+        keys: [N, Hkv, B, D].
+        values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
         index: whose tables name blocks of these.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | Scaled
+    values: Tensor | Scaled
     index: KeyIndex
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That queries have, and results."""
+        return self.keys.dtype
+
+    def key_blocks(self, numbers: Tensor) -> Tensor:
+        """[n, Hkv, B, D] in `dtype`: some blocks of keys."""
+        return self.keys.blocks(numbers) if isinstance(self.keys, Scaled) else self.keys[numbers]
 
 
 class CacheStore(Protocol):
@@ -153,9 +163,7 @@ class KvStore(_Store):
 
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
-        keys, there = self._keys.seen(index)
-        values, _ = self._values.seen(index)  # the same blocks in the same order
-        return Seen(keys, values, there)
+        return Seen(self._keys.all, self._values.all, index)
 
 
 class LatentStore(_Store):
@@ -194,5 +202,6 @@ class LatentStore(_Store):
 
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
-        keys, there = self._keys.seen(index)
-        return Seen(keys, keys[..., : self._latent_dim], there)
+        keys = self._keys.all
+        latents = keys.first_part if isinstance(keys, Scaled) else keys[..., : self._latent_dim]
+        return Seen(keys, latents, index)

@@ -29,7 +29,7 @@ from kvspan.comm.group import Group
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.facts import Collectives, Device, Rates
 from kvspan.executor.children import fork_server
-from kvspan.layers.matmul import linear
+from kvspan.layers.linear import ColumnLinear, Storage, pack
 from kvspan.worker.messages import Channel
 
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20)
@@ -230,21 +230,24 @@ def run_rank(channel: Channel, payload: bytes, rank: int) -> None:
 
 @torch.inference_mode()
 def _measure(group: Group) -> Probe:
-    weights = [torch.randn(_WEIGHT_SHAPE).bfloat16() for _ in range(_NUM_WEIGHTS)]
-    weight_bytes = sum(w.numel() * w.itemsize for w in weights)
+    storage = Storage(torch.bfloat16, torch.device("cpu"))
+    layers = [ColumnLinear(*_WEIGHT_SHAPE, bias=False, storage=storage) for _ in range(_NUM_WEIGHTS)]
+    for layer in layers:
+        layer.weight.normal_()
+    pack(layers)
+    num_params = _NUM_WEIGHTS * _WEIGHT_SHAPE[0] * _WEIGHT_SHAPE[1]
 
     def products(num_rows: int) -> float:
-        x = torch.randn(num_rows, _WEIGHT_SHAPE[1]).bfloat16()
-        return _seconds(lambda: [linear(x, w) for w in weights], group)
+        x = torch.randn(num_rows, _WEIGHT_SHAPE[0]).bfloat16()
+        return _seconds(lambda: [layer(x) for layer in layers], group)
 
     kv_bytes = 2 * _CONTEXT * _HEADS[1] * _HEAD_DIM * 2
     reading_s = _seconds(_attention(rows=1, context=_CONTEXT), group)
     rows = context = 1024
     flops = 4 * _HEADS[0] * _HEAD_DIM * rows * (context - (rows - 1) / 2)
-    many_flops = 2 * _MANY_ROWS * sum(w.numel() for w in weights)
     return Probe(
-        weights_gbs=weight_bytes / products(_FEW_ROWS) / 1e9,
-        gemm_tflops=many_flops / products(_MANY_ROWS) / 1e12,
+        weights_gbs=2 * num_params / products(_FEW_ROWS) / 1e9,
+        gemm_tflops=2 * _MANY_ROWS * num_params / products(_MANY_ROWS) / 1e12,
         kv_gbs=kv_bytes / reading_s / 1e9,
         attention_tflops=flops / _seconds(_attention(rows=rows, context=context), group) / 1e12,
     )

@@ -5,7 +5,6 @@ keys and values of prompts are made up instead of computed, so that long context
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,7 +14,8 @@ from kvspan.clock import WallClock
 from kvspan.config.engine import EngineConfig
 from kvspan.engine.build import make_executor, resolve_engine
 from kvspan.engine.core import EngineCore
-from kvspan.engine.engine import Engine, Generation
+from kvspan.engine.engine import Engine
+from kvspan.engine.generation import Generation
 from kvspan.errors import ConfigError
 from kvspan.request import SamplingParams
 from kvspan.step import TimedSpan
@@ -79,6 +79,7 @@ class Contender:
         self._engine = Engine(EngineCore(resolved, self._executor), tokenizer)
         self._clock = WallClock()
         self._prompts: list[list[int]] = []
+        self._running: list[Generation] = []
         self.resolved = resolved
         self.name = name or (
             f"-tp {resolved.tp_size} -dcp {resolved.dcp_size} --num-threads {resolved.num_threads}"
@@ -109,6 +110,22 @@ class Contender:
             assert fill is not None, "there was room"
             self._executor.fill(fill)
 
+    def compute(self, prompt: list[int]) -> float:
+        """Prefills a prompt that has not been seen, for real.
+
+        Returns:
+            Seconds until its first token.
+        """
+        generation = self._engine.prepare(prompt, _GREEDY)
+        start_s = self._clock.now_s()
+        self._engine.start(generation)
+        try:
+            while _num_tokens(generation) < 1:
+                self._engine.step()
+            return self._clock.now_s() - start_s
+        finally:
+            self._engine.abort(generation)
+
     def decode(self, num_steps: int, *, watching: bool = False) -> Steps:
         """Decodes what was filled, from its beginning.
 
@@ -116,34 +133,42 @@ class Contender:
             num_steps: steps to count.
             watching: whether ranks note where their time goes.
         """
-        generations = [self._engine.prepare(prompt, _GREEDY) for prompt in self._prompts]
-        for generation in generations:
-            self._engine.start(generation)
+        self.start()
         try:
-            while min(map(_num_tokens, generations)) < WARM_TOKENS:
-                self._engine.step()
-            self._check_hits(generations)
-            return self._counted(num_steps, watching)
+            if watching:
+                self._executor.watch(True)
+            seconds = [self._step_s() for _ in range(num_steps)]
+            return Steps(seconds, self._executor.watch(False) if watching else [])
         finally:
-            for generation in generations:
-                self._engine.abort(generation)
+            self.stop()
+
+    def start(self) -> None:
+        """Starts what was filled, and has all sequences decode."""
+        self._running = [self._engine.prepare(prompt, _GREEDY) for prompt in self._prompts]
+        for generation in self._running:
+            self._engine.start(generation)
+        while min(map(_num_tokens, self._running)) < WARM_TOKENS:
+            self._engine.step()
+        self._check_hits()
+
+    def step(self) -> None:
+        """A step in which all sequences decode."""
+        pieces = self._engine.step()
+        assert len(pieces) == len(self._prompts), "every sequence decodes in every step"
+
+    def stop(self) -> None:
+        """Ends what was started; what was filled stays."""
+        for generation in self._running:
+            self._engine.abort(generation)
 
     def shutdown(self) -> None:
         """Ends all ranks."""
         self._engine.shutdown()
 
-    def _counted(self, num_steps: int, watching: bool) -> Steps:
-        if watching:
-            self._executor.watch(True)
-        seconds = [self._step_s() for _ in range(num_steps)]
-        return Steps(seconds, self._executor.watch(False) if watching else [])
-
     def _step_s(self) -> float:
         start_s = self._clock.now_s()
-        pieces = self._engine.step()
-        took_s = self._clock.now_s() - start_s
-        assert len(pieces) == len(self._prompts), "every sequence decodes in every step"
-        return took_s
+        self.step()
+        return self._clock.now_s() - start_s
 
     def _check_room(self, case: Case, num_steps: int) -> None:
         layout, plan = self.resolved.cache_layout, self.core.plan
@@ -155,9 +180,9 @@ class Contender:
                 "raise --kv-cache-memory, or lower --batch or --context."
             )
 
-    def _check_hits(self, generations: Sequence[Generation]) -> None:
+    def _check_hits(self) -> None:
         unit = self.resolved.cache_layout.unit_tokens
-        for generation in generations:
+        for generation in self._running:
             missed = len(generation.prompt_ids) - generation.num_cached_tokens
             assert missed <= unit, f"{missed} tokens of a prompt were computed and not made up"
 

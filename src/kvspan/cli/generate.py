@@ -10,7 +10,7 @@ import msgspec
 from kvspan.cli.flags import add_engine_flags, engine_config
 from kvspan.cli.startup import print_capacity, print_choices, stderr_console
 from kvspan.cli.streaming import stream
-from kvspan.engine.engine import Prompt
+from kvspan.engine.generation import Prompt
 from kvspan.engine.llm import LLM
 from kvspan.errors import ConfigError
 from kvspan.request import SamplingParams

@@ -20,6 +20,7 @@ FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "generate": "complete a prompt, or answer as a chat",
+    "serve": "serve a model to OpenAI-compatible clients",
     "check": "compare a layout with one rank, on this model and machine",
     "demo": "ask a small model about a long document, its KV cache spread over ranks",
     "bench": "measure parts of the engine on this machine",

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvspan.cli.flags import add_options
+from kvspan.cli.flags import add_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.cost.facts import find_device, load_devices
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="facts' name, directory, config file or hub id; or `calibrate`, to measure this machine",
     )
-    add_options(parser, [option for option in PLAN_OPTIONS if option.name != "model"])
+    add_flags(parser, [option for option in PLAN_OPTIONS if option.name != "model"])
     facts = parser.add_argument_group("Facts and traces")
     facts.add_argument(
         "--facts", type=Path, action="append", default=[], metavar="FILE.toml", help="more hardware"

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import torch
@@ -45,18 +46,8 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
     """
     resolved, tokenizer = resolve_engine(asked)
     told(resolved)
-    grammars = make_grammars(resolved, tokenizer)
+    grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
     return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
-
-
-def make_grammars(resolved: Resolved, tokenizer: Tokenizer | None) -> Grammars:
-    """What holds outputs to a form: a grammar knows the model's tokens."""
-    config = resolved.model_config
-    return Grammars(
-        None if tokenizer is None else tokenizer.to_json(),
-        vocab_size=config.vocab_size,
-        eos_token_ids=config.eos_token_ids,
-    )
 
 
 def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
@@ -77,9 +68,7 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     model = parse_model_config(raw, where=checkpoint.where)
     check_architecture(model)
     place = locate(asked.model, weights=asked.load_format != "dummy")
-    tokenizer = find_tokenizer(
-        place if asked.tokenizer is None else locate(asked.tokenizer, weights=False)
-    )
+    tokenizer = find_tokenizer(tokenizer_place(asked))
     generation = read_generation_config(asked.generation_config, place)
     ends = (*token_ids(generation.get("eos_token_id")), *(tokenizer.eos_token_ids if tokenizer else ()))
     resolved = choose(
@@ -89,6 +78,12 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
         sampling_defaults=sampling_defaults(generation, where=asked.model),
     )
     return resolved, tokenizer
+
+
+def tokenizer_place(asked: EngineConfig) -> Path:
+    """Where the model's tokenizer would be, if it has one: a directory or a `.gguf` file."""
+    weights = asked.tokenizer is None and asked.load_format != "dummy"
+    return locate(asked.tokenizer or asked.model, weights=weights)
 
 
 def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:

@@ -5,7 +5,6 @@ it. Time, ranks and weights are the executor's affair, so a simulator can put an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
@@ -16,6 +15,7 @@ from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
+from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammar, Grammars
@@ -23,8 +23,7 @@ from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, array_like=True):
     """What a step gave a request.
 
     Args:
@@ -51,8 +50,7 @@ class Event:
     form_ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters since the engine started.
 
     Args:
@@ -68,6 +66,21 @@ class EngineStats:
     cached_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+
+
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine is busy with.
+
+    Args:
+        num_running: requests that hold units.
+        num_waiting: requests that wait for room.
+        used_blocks: for each pool, its blocks that requests hold. A pool is a rank's if the interleave
+            is the block size, and the whole DCP group's if it is less.
+    """
+
+    num_running: int
+    num_waiting: int
+    used_blocks: tuple[int, ...]
 
 
 class EngineCore:
@@ -95,22 +108,10 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        layout = resolved.cache_layout
-        self._keys = KeySpace(layout=layout, kv_dtype=resolved.kv_dtype, model=resolved.model)
-        self._cache = CacheManager(
-            layout,
-            blocks_per_pool=self.plan.blocks_per_rank,
-            enable_prefix_caching=resolved.enable_prefix_caching,
+        self._keys = KeySpace(
+            layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=resolved.max_num_seqs,
-                max_num_batched_tokens=resolved.max_num_batched_tokens,
-                max_model_len=resolved.max_model_len,
-                enable_chunked_prefill=resolved.enable_chunked_prefill,
-            ),
-            self._cache,
-        )
+        self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
         self._dead: str | None = None
@@ -118,8 +119,21 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is there."""
-        return bool(self._states)
+        """Whether any request is there, and ranks to work on it."""
+        return bool(self._states) and self._dead is None
+
+    @property
+    def load(self) -> "EngineLoad":
+        """What it is busy with."""
+        return EngineLoad(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            used_blocks=self._cache.used_by_pool,
+        )
+
+    def look(self) -> Snapshot:
+        """Its blocks and requests at this moment."""
+        return look(self._cache, self._states.values())
 
     @property
     def num_waiting(self) -> int:
@@ -137,26 +151,20 @@ class EngineCore:
         return self._cache.free_tokens
 
     def check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Refuses a request that can never run.
-
-        Args:
-            prompt: its token ids.
-            params: how its tokens are chosen.
-
-        Raises:
-            RequestError: one sentence with the numbers.
-        """
-        config = self.resolved.model_config
-        self._check_length(len(prompt))
-        if outside := [t for t in prompt if not 0 <= t < config.vocab_size]:
-            vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
-            raise RequestError(f"The prompt has the token id {outside[0]}; {vocabulary}.")
-        params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+        """Refuses a request that can never run; see the function of the same name."""
+        check_request(self.resolved, prompt, params)
         if params.structured_outputs is not None:
             self._grammars.check(params.structured_outputs)
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int, cache_salt: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        cache_salt: str = "",
+        priority: int = 0,
+        request_id: int | None = None,
     ) -> int:
         """Queues a request for one output.
 
@@ -165,6 +173,8 @@ class EngineCore:
             params: how tokens are chosen; `n` is the caller's affair.
             seed: of its random stream.
             cache_salt: prefixes are shared only with requests of the same salt.
+            priority: the lower value runs first, and is preempted last.
+            request_id: the engine's number for it, higher than any before; None = the next one.
 
         Returns:
             The engine's number for it.
@@ -173,13 +183,15 @@ class EngineCore:
             RequestError: it can never run.
         """
         self.check_request(prompt, params)
+        if request_id is None:
+            request_id = self._next_id
         if params.structured_outputs is not None:
-            self._forms[self._next_id] = self._grammars.start(params.structured_outputs)
+            self._forms[request_id] = self._grammars.start(params.structured_outputs)
             # The workers get masks; a schema would only be carried to each of them.
             params = msgspec.structs.replace(params, structured_outputs=None)
         tokens = list(prompt)
         keys = self._keys.keys(tokens, cache_salt=cache_salt)
-        return self._queue(tokens, params, seed=seed, keys=keys)
+        return self._queue(request_id, tokens, params, seed=seed, keys=keys, priority=priority)
 
     def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:
         """Queues a request of which only lengths and keys are known, for ranks that compute nothing.
@@ -195,8 +207,8 @@ class EngineCore:
         Raises:
             RequestError: it can never run.
         """
-        self._check_length(num_tokens)
-        return self._queue(CountedTokens(num_tokens), params, seed=0, keys=keys)
+        check_length(self.resolved, num_tokens)
+        return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
 
     def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
         """Counts a prompt as computed, so that a request with it hits it as a prefix.
@@ -234,7 +246,8 @@ class EngineCore:
             What each of its rows gave; nothing if there was nothing to do.
 
         Raises:
-            EngineDeadError: a rank died or hung; every request has ended with it.
+            EngineDeadError: a rank died or hung. No request gets anything more, unless `revive` is
+                called.
         """
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -244,9 +257,52 @@ class EngineCore:
             # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
             died = isinstance(failure, EngineDeadError)
             self._dead = str(failure) if died else f"A step was broken off by {type(failure).__name__}."
-            self._states.clear()
             self._executor.shutdown()
             raise
+
+    def revive(self, executor: Executor) -> None:
+        """Goes on with other ranks after a step has failed; no request is lost.
+
+        Their tokens are here, so each is computed again and continues with the token that it would
+        have got. The cache begins empty.
+
+        Args:
+            executor: ranks of the same kind, not started yet.
+
+        Raises:
+            EngineDeadError: one of these died or hung as well; this may be called again.
+        """
+        assert self._dead is not None, "the ranks live"
+        self._executor = executor
+        try:
+            executor.start()
+            executor.allocate_cache(self.plan.blocks_per_rank)
+        except BaseException:
+            executor.shutdown()
+            raise
+        self._begin_empty()
+        for state in self._states.values():
+            state.begin_again()
+            self._scheduler.add(state)
+        self._dead = None
+
+    def _begin_empty(self) -> None:
+        """A scheduler and a cache for ranks that know of nothing yet."""
+        resolved = self.resolved
+        self._cache = CacheManager(
+            resolved.cache_layout,
+            blocks_per_pool=self.plan.blocks_per_rank,
+            enable_prefix_caching=resolved.enable_prefix_caching,
+        )
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=resolved.max_num_seqs,
+                max_num_batched_tokens=resolved.max_num_batched_tokens,
+                max_model_len=resolved.max_model_len,
+                enable_chunked_prefill=resolved.enable_chunked_prefill,
+            ),
+            self._cache,
+        )
 
     def _step(self) -> list[Event]:
         scheduled = self._scheduler.schedule()
@@ -287,18 +343,18 @@ class EngineCore:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
 
-    def _check_length(self, num_tokens: int) -> None:
-        limit = self.resolved.max_model_len
-        if not num_tokens:
-            raise RequestError("The prompt is empty: it needs at least one token.")
-        if num_tokens >= limit:
-            raise RequestError(
-                f"The prompt has {num_tokens} tokens, which leaves no room for output: "
-                f"--max-model-len is {limit}, prompt and output together."
-            )
-
-    def _queue(self, tokens: TokenLog, params: SamplingParams, *, seed: int, keys: UnitKeys) -> int:
-        request_id, self._next_id = self._next_id, self._next_id + 1
+    def _queue(
+        self,
+        request_id: int,
+        tokens: TokenLog,
+        params: SamplingParams,
+        *,
+        seed: int,
+        keys: UnitKeys,
+        priority: int = 0,
+    ) -> int:
+        assert request_id >= self._next_id, f"request {request_id} comes late"
+        self._next_id = request_id + 1
         state = SequenceState(
             request_id=request_id,
             tokens=tokens,
@@ -306,6 +362,7 @@ class EngineCore:
             params=params,
             seed=seed,
             keys=keys,
+            priority=priority,
         )
         self._scheduler.add(state)
         self._states[request_id] = state
@@ -371,6 +428,46 @@ def _end_of(form: Grammar) -> FinishReason | None:
     if form.failure is not None:
         return FinishReason.ABORT
     return FinishReason.STOP if form.ended else None
+
+
+def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:
+    """Refuses a request that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        prompt: its token ids.
+        params: how its tokens are chosen.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    config = resolved.model_config
+    check_length(resolved, len(prompt))
+    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+        outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
+        vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
+        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
+    params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+
+def check_length(resolved: Resolved, num_tokens: int) -> None:
+    """Refuses a prompt of a length that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        num_tokens: of the prompt.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    limit = resolved.max_model_len
+    if not num_tokens:
+        raise RequestError("The prompt is empty: it needs at least one token.")
+    if num_tokens >= limit:
+        raise RequestError(
+            f"The prompt has {num_tokens} tokens, which leaves no room for output: "
+            f"--max-model-len is {limit}, prompt and output together."
+        )
 
 
 def stream_seed(*parts: int) -> int:

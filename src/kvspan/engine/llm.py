@@ -13,7 +13,7 @@ from kvspan.clock import WallClock
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.engine.build import build_engine
-from kvspan.engine.engine import Generation, Piece, Prompt
+from kvspan.engine.generation import Generation, Piece, Prompt
 from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import RequestOutput, SamplingParams

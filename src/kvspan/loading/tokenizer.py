@@ -13,9 +13,13 @@ from kvspan.config.model import token_ids
 from kvspan.errors import ModelError
 from kvspan.loading.byte_level import BYTE_OF_LETTER
 from kvspan.loading.chat_template import DEFAULT, ChatTemplate
-from kvspan.loading.gguf import end_token_ids
 from kvspan.loading.gguf_file import read_gguf
-from kvspan.loading.gguf_tokenizer import adds_bos, build_tokenizer, has_tokenizer
+from kvspan.loading.gguf_tokenizer import (
+    adds_bos,
+    build_tokenizer,
+    end_token_ids,
+    has_tokenizer,
+)
 from kvspan.loading.hf_files import read_optional_json, read_raw_config
 from kvspan.loading.tiktoken_files import FILE_NAME as TIKTOKEN_FILE
 from kvspan.loading.tiktoken_files import build_tokenizer as build_tiktoken
@@ -84,6 +88,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether conversations can be written as text."""
         return bool(self._files.chat_templates)
+
+    @property
+    def chat_template_source(self) -> str:
+        """The Jinja source, of all templates if there are several; empty if there is none."""
+        return "\n".join(self._files.chat_templates.values())
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Cuts text into tokens.

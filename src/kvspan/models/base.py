@@ -91,6 +91,13 @@ class Model(Protocol):
         """Checkpoint names that may be there and are not needed."""
         ...
 
+    def settle(self) -> None:
+        """The weights are loaded and will not change: brings them in the form that is fastest.
+
+        What `parameters_by_name` gave before may be gone after it.
+        """
+        ...
+
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer, to be allocated once its size is known."""
         ...

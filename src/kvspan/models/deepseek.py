@@ -153,7 +153,7 @@ class LatentAttention(nn.Module):
         up_keys, up_values = self._up()
         asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
         partial, lse = self.kernel(
-            asking.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
+            asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
         latents = self.exchange.start(partial, lse, self.latent_pieces).wait().to(query.dtype)
         latents = latents.view(len(query), self.touched.size, self.mla.kv_lora_rank)
@@ -163,7 +163,7 @@ class LatentAttention(nn.Module):
 
     def _expanded(self, query: Tensor, seen: Seen) -> Tensor:
         """[n, columns of this rank's slice]: attention of rows over keys and values made for them."""
-        query = query.to(seen.keys.dtype)
+        query = query.to(seen.dtype)
         parts = [
             self._over_workspaces(query[rows], replace(seen, index=index))
             for rows, index in seen.index.each()
@@ -186,7 +186,8 @@ class LatentAttention(nn.Module):
         at_once = self.workspace_tokens // size
         merged = Merged(*query.shape[:2], self.mla.value_dim, device=query.device)
         for start in range(0, len(blocks), at_once):
-            keys, values = self._expand(seen.keys[blocks[start : start + at_once], 0], self.all_heads)
+            blocks_here = seen.key_blocks(blocks[start : start + at_once])
+            keys, values = self._expand(blocks_here[:, 0], self.all_heads)
             first, last = (
                 np.clip(bound - start * size, 0, len(keys) * size) for bound in (index.first, index.last)
             )

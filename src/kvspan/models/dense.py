@@ -128,9 +128,7 @@ class DenseAttention(nn.Module):
 
     def _over_shards(self, query: Tensor, seen: Seen) -> Tensor:
         """[n, columns of the piece]: attention over keys that stay on their ranks."""
-        partial, lse = self.kernel(
-            query.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.scale
-        )
+        partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
         return self.exchange.start(partial, lse, self.pieces).wait()
 
     def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ its library (llguidance) needs no torch.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kvspan.config.model import ModelConfig
 from kvspan.errors import RequestError
 from kvspan.structured import StructuredOutputsParams
 
@@ -61,18 +62,24 @@ class Grammars:
     """Makes grammars for a model's tokens.
 
     Args:
-        tokenizer_json: the model's tokenizer, as `tokenizers` writes it; None = it has none.
+        tokenizer_json: gives the model's tokenizer as `tokenizers` writes it, when the first form
+            comes; None = it has none.
         vocab_size: tokens that have a logit.
         eos_token_ids: tokens that end a text.
     """
 
     def __init__(
-        self, tokenizer_json: str | None, *, vocab_size: int, eos_token_ids: Sequence[int]
+        self, tokenizer_json: Callable[[], str] | None, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         self._tokenizer_json = tokenizer_json
         self._vocab_size, self._eos_token_ids = vocab_size, list(eos_token_ids)
         self._tokens: LLTokenizer | None = None
         self._ready: dict[StructuredOutputsParams, LLMatcher] = {}
+
+    @classmethod
+    def of_model(cls, config: ModelConfig, tokenizer_json: Callable[[], str] | None) -> "Grammars":
+        """The same with the sizes of a model's config."""
+        return cls(tokenizer_json, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
 
     def start(self, asked: StructuredOutputsParams) -> Grammar:
         """A grammar at its beginning.
@@ -114,7 +121,7 @@ class Grammars:
         if self._tokens is None:
             try:
                 self._tokens = LLTokenizer(
-                    self._tokenizer_json,
+                    self._tokenizer_json(),
                     n_vocab=self._vocab_size,
                     eos_token=self._eos_token_ids or None,
                 )
@@ -137,8 +144,11 @@ def compiled(asked: StructuredOutputsParams) -> str:
     form = _form(asked)
     if asked.after is None:
         return json.dumps({"grammars": [form]})
-    mark = json.dumps(asked.after, ensure_ascii=False)
-    thinking = f"start: thought /\\n*/ @form\nthought[suffix={mark}]: /(?s:.*)/"
+    closing = json.dumps(asked.after, ensure_ascii=False)
+    thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: thought /\\n*/ @form"
+    if asked.opening is not None:
+        opening = json.dumps(asked.opening, ensure_ascii=False)
+        thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: @form | {opening} thought /\\n*/ @form"
     return json.dumps({"grammars": [{"lark_grammar": thinking}, {"name": "form", **form}]})
 
 

@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 
 from kvspan.attention.contract import Kernel, KeyIndex
+from kvspan.attention.scaled import Scaled
 from kvspan.clock import Clock, WallClock
 from kvspan.comm.group import Group, Pending, Piece
 from kvspan.layers.linear import ColumnLinear, RowLinear
@@ -121,7 +122,12 @@ class WatchedKernel:
         self.capabilities = inner.capabilities
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+        self,
+        query: Tensor,
+        keys: Tensor | Scaled,
+        values: Tensor | Scaled,
+        index: KeyIndex,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
         with self._recorder.span("attention"):

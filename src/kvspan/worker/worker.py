@@ -21,7 +21,7 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import RankContext
+from kvspan.models.base import Batch, Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
@@ -63,6 +63,11 @@ class Worker:
         self._workspace = _workspace(resolved, world.rank, self._device)
         self._next_step_id = 0
 
+    @property
+    def model(self) -> Model:
+        """This rank's part of the model."""
+        return self._model
+
     def load(self) -> RankReport:
         """Loads this rank's part of the weights."""
         model, resolved = self._model, self._resolved
@@ -75,9 +80,12 @@ class Worker:
             ignored=model.ignored_weights(),
             prefix=resolved.model_config.tensor_prefix,
         )
+        weight_bytes = sum(p.numel() * p.itemsize for p in parameters.values())
+        parameters.clear()  # so that each weight can go when it has been settled
+        model.settle()
         return RankReport(
             rank=self._rank,
-            weight_bytes=sum(p.numel() * p.itemsize for p in parameters.values()),
+            weight_bytes=weight_bytes,
             free_bytes=_free_bytes(self._device),
             kv_bytes_per_token=sum(store.bytes_per_token for store in model.kv_stores()),
         )
@@ -111,6 +119,11 @@ class Worker:
         """Notes where time goes from here on, or no longer; what it noted since the last call."""
         return self._recorder.switch(on)
 
+    def prepare(self, step: Step) -> Batch:
+        """Takes in what a step tells of requests, and makes the tensors of its rows."""
+        self._mirrors.learn(step)
+        return build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
+
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Does a step; the result is whole on rank 0 alone."""
@@ -126,8 +139,7 @@ class Worker:
 
     def _execute(self, step: Step) -> StepResult:
         with self._recorder.span("prepare"):
-            self._mirrors.learn(step)
-            batch = build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
+            batch = self.prepare(step)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):

@@ -33,7 +33,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def grammars(tokenizer: Tokenizer) -> Grammars:
-    return Grammars(tokenizer.to_json(), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    return Grammars(tokenizer.to_json, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
 
 
 def allowed(grammar: Grammar) -> list[int]:
@@ -144,6 +144,18 @@ def test_every_kind_of_form(
         assert re.fullmatch(pattern, walk(grammar, tokenizer, seed=seed))
 
 
+@pytest.mark.parametrize("thought", ["", "<t>", "<t>hm </t>\n\n"])
+def test_a_thought_that_may_be_left_out(grammars: Grammars, tokenizer: Tokenizer, thought: str) -> None:
+    asked = StructuredOutputsParams(regex="[01]{3}", opening="<t>", after="</t>")
+    grammar = grammars.start(asked)
+    for token in tokenizer.encode(thought, add_special_tokens=False):
+        assert token in allowed(grammar)
+        grammar.accept(token)
+    zero, letter = tokenizer.encode("0q", add_special_tokens=False)
+    assert zero in allowed(grammar)
+    assert (letter in allowed(grammar)) == (thought == "<t>")
+
+
 def test_a_whole_text_may_end_or_go_on(grammars: Grammars, tokenizer: Tokenizer) -> None:
     grammar = grammars.start(StructuredOutputsParams(regex="ab|abc"))
     for token in tokenizer.encode("ab", add_special_tokens=False):
@@ -215,8 +227,8 @@ def test_a_form_needs_no_torch(tmp_path: Path) -> None:
         "from kvspan.sampling.grammar import Grammars\n"
         "from kvspan.structured import StructuredOutputsParams as S\n"
         f"text = pathlib.Path({str(tmp_path / 'tokenizer.json')!r}).read_text()\n"
-        "grammar = Grammars(text, vocab_size=261, eos_token_ids=[2]).start(S(json={'type': 'object'}))\n"
-        "assert any(grammar.mask())\n"
+        "grammars = Grammars(lambda: text, vocab_size=261, eos_token_ids=[2])\n"
+        "assert any(grammars.start(S(json={'type': 'object'})).mask())\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -5,6 +5,18 @@ chat template has written that already. Knows marks. Knows no tools and no HTTP.
 """
 
 from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Beginning(Enum):
+    """How an answer begins."""
+
+    INSIDE = auto()
+    """Within a thought, whose mark the prompt has, or nobody writes."""
+    OPEN = auto()
+    """With a thought if the model writes its mark."""
+    CONTENT = auto()
+    """Without one: the prompt has closed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,17 +35,17 @@ class ReasoningStyle:
     closing: str = "</think>"
     always_thinks: bool = False
 
-    def begins_inside(self, prompt: str) -> bool:
-        """Whether an answer to a prompt begins with a thought.
+    def beginning(self, prompt: str) -> "Beginning":
+        """How an answer to a prompt begins.
 
         Args:
             prompt: as the chat template wrote it, or its end.
         """
-        opened, closed = prompt.rfind(self.opening), prompt.rfind(self.closing)
-        if prompt.rstrip().endswith(self.opening):
-            return True
-        thought_is_over = prompt.rstrip().endswith(self.closing) and closed > opened
-        return self.always_thinks and not thought_is_over
+        end = prompt.rstrip()
+        if end.endswith(self.closing):
+            return Beginning.CONTENT
+        inside = self.always_thinks or end.endswith(self.opening)
+        return Beginning.INSIDE if inside else Beginning.OPEN
 
 
 @dataclass(frozen=True, slots=True)

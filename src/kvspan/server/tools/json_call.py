@@ -64,8 +64,14 @@ def schema_in_lark(tool: Tool) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': LAYOUT})}"
 
 
-LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Of JSON that nobody asked to be indented: a small model left free may write space without end."""
+LAYOUT = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "lenient": True,
+}
+"""Of JSON that nobody asked to be indented: a small model left free may write space without end. What of
+a tool's schema the library does not hold to is left out: the tool itself will look at its arguments."""
 
 
 def _rule(index: int, tool: Tool, arguments: str) -> str:

@@ -27,7 +27,6 @@ class Style:
         lark: a grammar that leaves no choice but to call.
         signs: what of it its models' chat templates have; all of one tuple.
         architectures: beginnings of names of architectures that write so.
-        marks_are_special: whether the marks may be special tokens, which decoding would leave out.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Style:
     lark: Lark
     signs: tuple[str, ...]
     architectures: tuple[str, ...] = ()
-    marks_are_special: bool = False
 
     def parser(self, tools: Sequence[Tool], *, new_id: NewId) -> ToolParser:
         """A parser for one answer.
@@ -54,7 +52,6 @@ STYLES = (
         lark=kimi_k2.lark,
         signs=(kimi_k2.CALL,),
         architectures=("Kimi",),
-        marks_are_special=True,
     ),
     Style(
         name="deepseek_v3",
@@ -62,7 +59,6 @@ STYLES = (
         lark=deepseek_v3.lark,
         signs=(deepseek_v3.CALL,),
         architectures=("Deepseek",),
-        marks_are_special=True,
     ),
     Style(
         name="qwen3_coder",
@@ -83,7 +79,6 @@ STYLES = (
         lark=llama3_json.lark,
         signs=('"parameters"',),
         architectures=("Llama4", "Mllama"),
-        marks_are_special=True,
     ),
 )
 """In the order in which `auto` looks for their signs: the more telling ones first."""
