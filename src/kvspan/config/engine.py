@@ -96,12 +96,9 @@ class EngineConfig:
         short="-dcp",
     )
     prefill_context_parallel_size: int = option(
-        only_one(
-            "prefill context parallelism is not there yet; use --decode-context-parallel-size, which "
-            "spreads the KV of prompts too"
-        ),
+        whole(1, MAX_RANKS),
         1,
-        "P: ranks over which rows are spread (only 1 is there yet)",
+        "P: ranks with the same weights that share out the rows of a step; world = P * T",
         _PARALLELISM,
         short="-pcp",
     )

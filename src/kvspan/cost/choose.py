@@ -192,7 +192,7 @@ def _choose_exchange(
 def _check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
     """A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice."""
     heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
-    slices = cuts(heads * dim, parts=topology.dcp_size)
+    slices = cuts(heads * dim, parts=topology.tp_ranks_per_dcp)
     if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
         raise ConfigError(
             f"--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and {heads} "

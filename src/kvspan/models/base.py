@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
@@ -19,14 +20,18 @@ class Batch:
     """The rows of one step as tensors, the same on all ranks but for what lives where.
 
     Args:
-        token_ids: [R] int64.
+        token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        writes: rows whose key and value this rank stores, and where.
-        keys: which of this rank's keys each row sees.
+        rows: rows of every PCP coordinate, in order; R is that of this rank's.
+        asking: the same of those coordinates whose queries this rank answers.
+        writes: rows whose key and value this rank stores, and where; rows of all coordinates count.
+        keys: which of this rank's keys each asking row sees.
     """
 
     token_ids: Tensor
     positions: Tensor
+    rows: tuple[int, ...]
+    asking: tuple[int, ...]
     writes: Writes
     keys: KeyIndex
 
@@ -40,6 +45,7 @@ class RankContext:
         rank: this rank in the world.
         tp: ranks that share FFN, embedding and head.
         dcp: ranks that share sequences.
+        row_groups: who works on other rows, and who on the same.
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group, or a part, gathered.
         expert_parallel: whether a rank keeps whole experts, or a part of each.
@@ -53,6 +59,7 @@ class RankContext:
     rank: int
     tp: Group
     dcp: Group
+    row_groups: RowGroups
     exchange: str
     replicate_q: bool
     expert_parallel: bool

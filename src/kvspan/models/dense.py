@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import KvStore
-from kvspan.comm.group import Piece
+from kvspan.attention.rows import cut_pieces, gather_rows
 from kvspan.comm.local import solo
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import ColumnLinear, RowLinear, gather_columns
@@ -72,7 +72,8 @@ class DenseAttention(nn.Module):
         width = self.query_heads.size * dim
 
         # With replicated queries each rank is a group of its own that projects all of them.
-        self.query_group = solo() if context.replicate_q else context.dcp
+        self.rows = context.row_groups
+        self.query_group = solo() if context.replicate_q else self.rows.columns
         self.query_parts = cuts(width, parts=self.query_group.size)
         rows = self.query_parts[self.query_group.rank].size + 2 * self.kv_heads.size * dim
         self.qkv = ColumnLinear(config.hidden_size, rows, bias=traits.qkv_bias, storage=storage)
@@ -84,8 +85,8 @@ class DenseAttention(nn.Module):
         self.scale = config.softmax_scale
         self.store = KvStore(context.cache, num_kv_heads=self.kv_heads.size, head_dim=dim)
         self.exchange = make_exchange(context.exchange, context.dcp)
-        self.pieces = [Piece(slice(None), columns) for columns in cuts(width, parts=context.dcp.size)]
-        self.piece = self.pieces[context.dcp.rank].columns
+        self.slices = tuple(cuts(width, parts=self.rows.columns.size))
+        self.piece = self.slices[self.rows.columns.rank]
         self.out = RowLinear(
             self.piece.size, config.hidden_size, bias=traits.o_bias, group=context.tp, storage=storage
         )
@@ -96,12 +97,15 @@ class DenseAttention(nn.Module):
         if self.traits.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotation.apply(query), rotation.apply(key)
+        key, value = gather_rows(self.rows.pcp, batch.rows, key, value)
+        (query,) = gather_rows(self.rows.asking, batch.asking, query)
         self.store.write(key, value, batch.writes)
         seen = self.store.seen(batch.keys)
         partial, lse = self.kernel(
             query.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.scale
         )
-        piece = self.exchange.start(partial, lse, self.pieces).wait()
+        pieces = cut_pieces(batch.asking, self.slices)
+        piece = self.exchange.start(partial, lse, pieces).wait()
         out: Tensor = self.out(piece.to(x.dtype))
         return out
 
@@ -111,8 +115,8 @@ class DenseAttention(nn.Module):
         query_width = self.query_parts[self.query_group.rank].size
         query, key, value = torch.split(self.qkv(x), [query_width, kv_width, kv_width], dim=-1)
         query = gather_columns(query, self.query_group, self.query_parts)
-        dims = (len(x), -1, self.config.head_dim)
-        return query.reshape(dims), key.reshape(dims), value.reshape(dims)
+        dims = (-1, self.config.head_dim)
+        return query.unflatten(1, dims), key.unflatten(1, dims), value.unflatten(1, dims)
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets of the projections: fused q, k, v here, three tensors in the checkpoint."""

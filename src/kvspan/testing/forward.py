@@ -10,6 +10,7 @@ from torch import Tensor
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
@@ -25,6 +26,8 @@ from kvspan.step import NewRequest, Row, Step, pack_tokens
 from kvspan.testing.ranks import Call, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
+from kvspan.worker.output import restored
+from kvspan.worker.share import Shares
 
 BLOCKS_PER_POOL = 256
 
@@ -44,6 +47,7 @@ class ForwardCase:
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
         workspace_tokens: cached latents that are expanded at once.
+        least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -56,12 +60,14 @@ class ForwardCase:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
+    least_tokens_to_split: int = 1
 
     def __str__(self) -> str:
         t = self.topology
         query = "replicate" if self.replicate_q else "gather"
         chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
-        placement = f"T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
+        rows = f"P{t.pcp_size}-" if t.pcp_size > 1 else ""
+        placement = f"{rows}T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
         experts = "-ep" if self.expert_parallel else ""
         return f"{placement}-{self.exchange}-{query}{experts}{chunk}"
 
@@ -106,6 +112,7 @@ def _rank(
     torch.set_num_threads(1)
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
+    row_groups = RowGroups.of(counting, case.topology)
     cpu = torch.device("cpu")
     dims = config.head_dims
     kv_dtype = case.kv_dtype or case.dtype
@@ -120,6 +127,7 @@ def _rank(
             rank=world.rank,
             tp=counting.group(case.topology.tp_groups()),
             dcp=counting.group(case.topology.dcp_groups()),
+            row_groups=row_groups,
             exchange=case.exchange,
             replicate_q=case.replicate_q,
             expert_parallel=case.expert_parallel,
@@ -146,9 +154,13 @@ def _rank(
     with torch.inference_mode():
         for step in _steps(sequences, case):
             mirrors.learn(step)
-            batch = build_batch(step.rows, mirrors, block_size=case.block_size, device=cpu)
-            logits = model.logits(model.forward(batch))
+            least = case.least_tokens_to_split
+            shares = Shares.of(step.rows, case.topology, world.rank, least_tokens=least)
+            batch = build_batch(shares, mirrors, block_size=case.block_size, device=cpu)
             ends = np.cumsum([row.num_tokens for row in step.rows])
+            everything = np.ones(ends[-1], np.bool_)
+            hidden = restored(model.forward(batch), shares, step.rows, everything, row_groups.pcp)
+            logits = model.logits(hidden)
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     calls = [call for group in counting.groups for call in group.calls]

@@ -17,7 +17,8 @@ from kvspan.cache.table import RankTable
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Step, unpack_tokens
+from kvspan.step import NewRequest, Step, unpack_tokens
+from kvspan.worker.share import Part, Shares
 
 
 @dataclass(slots=True)
@@ -71,39 +72,39 @@ class Mirrors:
             mirror.table.append(row.new_units)
 
 
-def build_batch(
-    rows: Sequence[Row], mirrors: Mirrors, *, block_size: int, device: torch.device
-) -> Batch:
+def build_batch(shares: Shares, mirrors: Mirrors, *, block_size: int, device: torch.device) -> Batch:
     """The tensors of a step's rows on this rank."""
-    spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
-    known = [mirrors[row.request_id] for row in rows]
-    bounds = [m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)]
-    last = _joined(bounds)
+    asking = shares.asking_parts
+    askers = [mirrors[part.request_id] for part in asking]
+    last = _joined([m.table.local_bounds(_span(p) + 1) for m, p in zip(askers, asking, strict=True)])
     return Batch(
         token_ids=_tensor(
             [
-                m.tokens.values[r.start : r.start + r.num_tokens]
-                for m, r in zip(known, rows, strict=True)
+                mirrors[p.request_id].tokens.values[p.start : p.start + p.num_tokens]
+                for p in shares.own_parts
             ],
             device,
         ),
-        positions=_tensor(spans, device),
-        writes=_writes(rows, known, block_size=block_size, device=device),
+        positions=_tensor([_span(part) for part in shares.own_parts], device),
+        rows=shares.sizes,
+        asking=shares.asking_sizes,
+        writes=_writes(shares.all_parts, mirrors, block_size=block_size, device=device),
         keys=KeyIndex(
-            row_starts=tuple(np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()),
-            tables=tuple(_tensor([m.table.blocks], device) for m in known),
+            row_starts=tuple(np.cumsum([0, *(part.num_tokens for part in asking)]).tolist()),
+            tables=tuple(_tensor([m.table.blocks], device) for m in askers),
             first=np.zeros_like(last),
             last=last,
         ),
     )
 
 
-def _writes(
-    rows: Sequence[Row], known: Sequence[RequestMirror], *, block_size: int, device: torch.device
-) -> Writes:
-    slots = _joined(
-        [m.table.slots(r.start, r.start + r.num_tokens) for m, r in zip(known, rows, strict=True)]
-    )
+def _span(part: Part) -> NDArray[np.int64]:
+    """[n]: positions of a part's tokens."""
+    return np.arange(part.start, part.start + part.num_tokens)
+
+
+def _writes(parts: Sequence[Part], mirrors: Mirrors, *, block_size: int, device: torch.device) -> Writes:
+    slots = _joined([mirrors[p.request_id].table.slots(p.start, p.start + p.num_tokens) for p in parts])
     mine = np.flatnonzero(slots != NO_SLOT)
     blocks, offsets = np.divmod(slots[mine], block_size)
     return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))

@@ -10,10 +10,12 @@ import torch
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
+from kvspan.cost.rows import least_tokens_to_split
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
@@ -22,7 +24,8 @@ from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
 from kvspan.step import RankReport, Step, StepResult
 from kvspan.worker.batch import Mirrors, build_batch
-from kvspan.worker.output import Outputs
+from kvspan.worker.output import Outputs, restored
+from kvspan.worker.share import Shares
 
 
 class Worker:
@@ -35,13 +38,17 @@ class Worker:
 
     def __init__(self, resolved: Resolved, world: World) -> None:
         self._resolved, self._rank = resolved, world.rank
+        self._row_groups = RowGroups.of(world, resolved.topology)
         self._device = rank_device(resolved.device, world.rank)
-        self._model = build_model(resolved.model_config, _context(resolved, world, self._device))
+        self._model = build_model(
+            resolved.model_config, _context(resolved, world, self._row_groups, self._device)
+        )
         self._outputs = Outputs(
             self._model,
             Sampler(),
             eos_token_ids=resolved.model_config.eos_token_ids,
             is_speaker=world.rank == 0,
+            sees_logits=resolved.topology.pcp_rank(world.rank) == 0,
         )
         self._mirrors = Mirrors(self._no_table)
         self._next_step_id = 0
@@ -81,10 +88,14 @@ class Worker:
         self._mirrors.learn(step)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
+        topology = self._resolved.topology
+        least = least_tokens_to_split(topology.pcp_size)
+        shares = Shares.of(step.rows, topology, self._rank, least_tokens=least)
         batch = build_batch(
-            step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
+            shares, self._mirrors, block_size=self._resolved.block_size, device=self._device
         )
-        hidden = self._model.forward(batch)
+        wanted = self._outputs.wanted(step.rows, self._mirrors)
+        hidden = restored(self._model.forward(batch), shares, step.rows, wanted, self._row_groups.pcp)
         return StepResult(step.step_id, self._outputs.of(step.rows, self._mirrors, hidden))
 
     def close(self) -> None:
@@ -97,7 +108,9 @@ class Worker:
         raise AssertionError("a request came before the cache was allocated")
 
 
-def _context(resolved: Resolved, world: World, device: torch.device) -> RankContext:
+def _context(
+    resolved: Resolved, world: World, row_groups: RowGroups, device: torch.device
+) -> RankContext:
     topology, config = resolved.topology, resolved.model_config
     dtype, kv_dtype, dims = torch_dtype(resolved.dtype), torch_dtype(resolved.kv_dtype), config.head_dims
     seen = seen_dtype(kv_dtype, dtype)
@@ -110,6 +123,7 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         rank=world.rank,
         tp=world.group(topology.tp_groups()),
         dcp=world.group(topology.dcp_groups()),
+        row_groups=row_groups,
         exchange=resolved.exchange,
         replicate_q=resolved.replicate_q,
         expert_parallel=resolved.expert_parallel,
