@@ -134,8 +134,8 @@ class Topology:
     def asking_groups(self) -> list[tuple[int, ...]]:
         """Ranks with the same weights whose rows ask the same keys.
 
-        With W > 1 they are those of `pcp_groups`: the DCP group of a rank keeps the keys of all rows. With
-        W = 1 every PCP coordinate keeps all keys, and a rank answers its own rows alone.
+        With W > 1 they are those of `pcp_groups`: a DCP group keeps the keys of all rows. With W = 1
+        every PCP coordinate keeps all keys, and a rank answers its own rows alone.
         """
         if self.dcp_size == 1:
             return [(rank,) for rank in range(self.world_size)]

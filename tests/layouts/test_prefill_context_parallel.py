@@ -1,4 +1,4 @@
-"""Rows spread over PCP coordinates give one rank's logits, with as many collective calls on every rank."""
+"""Rows spread over PCP coordinates give one rank's logits, with equal collective calls on every rank."""
 
 from itertools import product
 from pathlib import Path

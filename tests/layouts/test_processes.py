@@ -32,6 +32,8 @@ def one_rank(model: str) -> list[tuple[int, ...]]:
         (2, 2, {}),
         (3, 3, {"cp_kv_cache_interleave_size": 4, "dcp_comm_backend": "ag_rs"}),
         (3, 1, {}),
+        (1, 2, {"prefill_context_parallel_size": 2}),
+        (3, 1, {"prefill_context_parallel_size": 2}),
         (4, 4, {"max_num_batched_tokens": 17, "max_num_seqs": 4, "dcp_q_replicate": "off"}),
     ],
     ids=str,

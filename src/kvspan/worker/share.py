@@ -1,6 +1,6 @@
 """Which rows of a step each PCP coordinate works on. Pure; knows no tensors and no groups.
 
-    a long row (P = 2)    0 . . . 1 . . . 1 . . . 0 . . .     four chunks, dealt so that causal work balances
+    a long row (P = 2)    0 0 0 1 1 1 1 1 1 0 0 0    2P chunks, dealt so that causal work balances
     decode, short rows    whole, to the coordinate that has least to do so far
 
 Every rank computes the shares of all coordinates from the same global values, and so knows how much
