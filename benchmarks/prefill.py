@@ -1,10 +1,10 @@
 """Time to the first token of one long prompt, layout beside layout.
 
-    python benchmarks/prefill.py smollm2-135m --prompt-tokens 8000 --layouts "-tp 1; -pcp 2; -tp 2 -dcp 2"
+    python benchmarks/prefill.py smollm2-135m --prompt-tokens 8000 --layouts "-tp 1; -pcp 2"
 
-Every layout runs in ranks of one thread, and at each chunk size (`--max-num-batched-tokens`); rounds of all of
-them are interleaved, and a layout is judged by the median at its best chunk size. Prints the ratio to the first
-layout; `--json` writes every time.
+Every layout runs in ranks of one thread, and at each chunk size (`--max-num-batched-tokens`); rounds of
+all of them are interleaved, and a layout is judged by the median at its best chunk size. Prints the
+ratio to the first layout; `--json` writes every time.
 """
 
 import argparse
