@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from kvspan.engine.async_llm import AsyncLLM
     from kvspan.engine.llm import LLM
     from kvspan.errors import (
         ConfigError,
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
         RequestError,
     )
     from kvspan.request import CompletionOutput, RequestOutput, SamplingParams
+    from kvspan.structured import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "SamplingParams",
+    "StructuredOutputsParams",
     "RequestOutput",
     "CompletionOutput",
     "KvspanError",
@@ -35,7 +39,9 @@ __all__ = [
 
 _ROOMS = {
     "LLM": "kvspan.engine.llm",
+    "AsyncLLM": "kvspan.engine.async_llm",
     **dict.fromkeys(("SamplingParams", "RequestOutput", "CompletionOutput"), "kvspan.request"),
+    "StructuredOutputsParams": "kvspan.structured",
 }
 
 

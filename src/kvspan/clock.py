@@ -39,3 +39,8 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"a clock does not run backwards: {seconds} s")
         self._now_s += seconds
+
+
+def unix_s() -> float:
+    """Seconds since 1970, for records that leave the process; no duration is measured with it."""
+    return time.time()

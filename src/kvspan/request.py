@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from kvspan.errors import RequestError
+from kvspan.structured import StructuredOutputsParams
 
 WHOLE_VOCABULARY = -1
 """In `logprobs` and `prompt_logprobs`: every token's, as vLLM spells it."""
@@ -62,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         logprobs: log-probabilities of this many most probable tokens at each position, besides the
             sampled one's; -1 = of the whole vocabulary, None = none.
         prompt_logprobs: the same for the prompt's tokens.
+        structured_outputs: a form that the output is held to; None = free text.
 
     Raises:
         RequestError: a value is out of its range or of the wrong kind.
@@ -86,6 +88,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         # Each rule also returns the value in plain Python, since a numpy scalar out of somebody's
@@ -272,6 +275,12 @@ def _bias(name: str, value: Any) -> dict[int, float]:
     return {_token_id(name, token): number(f"{name}[{token}]", bias) for token, bias in value.items()}
 
 
+def _form(name: str, value: Any) -> StructuredOutputsParams | None:  # noqa: ARG001
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    return StructuredOutputsParams.from_mapping(value)
+
+
 _RULES: dict[str, Rule] = {
     "n": _whole(1, _MAX_OUTPUTS),
     "temperature": _number(0),
@@ -292,6 +301,7 @@ _RULES: dict[str, Rule] = {
     "skip_special_tokens": _flag,
     "logprobs": _whole(WHOLE_VOCABULARY, optional=True),
     "prompt_logprobs": _whole(WHOLE_VOCABULARY, optional=True),
+    "structured_outputs": _form,
 }
 
 _USE_INSTEAD = {
@@ -299,8 +309,7 @@ _USE_INSTEAD = {
     "use_beam_search": "there is no beam search; ask for n outputs",
     "bad_words": "bias their tokens with logit_bias -100",
     "allowed_token_ids": "raise them with logit_bias",
-    "guided_decoding": "there is no constrained output",
-    "structured_outputs": "there is no constrained output",
+    "guided_decoding": "use structured_outputs",
     "logits_processors": "use logit_bias and the penalties",
     "truncate_prompt_tokens": "cut the prompt before it is sent",
 }

@@ -7,15 +7,16 @@ prompt the case where some are computed already.
 
     waiting --room for the whole prompt--> running --finish, abort--> gone
        ^                                      |
-       +---- no room for a token: the youngest gives all back
+       +---- no room for a token: the last in line gives all back
 
-Both queues are in order of arrival, and whoever runs arrived before whoever waits. So the oldest request
-is never preempted for another one, and always goes on.
+A request's place in line is its priority, the lower value first, and then its arrival. Both queues are
+in that order. Nobody overtakes who waits before them, and of those that run the first in line is never
+preempted for another one, so it always goes on.
 
 Knows requests, tokens as numbers, and the cache manager. Knows no tensors, no clock and no text.
 """
 
-from collections import deque
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ from kvspan.cache.manager import Allocation, CacheManager
 from kvspan.cache.prefix import UnitKeys
 from kvspan.errors import ConfigError
 from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, pack_tokens
+from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, TokenLog, pack_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,14 +76,16 @@ class SequenceState:
         params: how tokens are chosen.
         seed: of its random stream.
         keys: of its units.
+        priority: the lower value goes first; among equals, the lower `request_id`.
     """
 
     request_id: int
-    tokens: list[int]
+    tokens: TokenLog
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
     keys: UnitKeys
+    priority: int = 0
 
     num_computed_tokens: int = field(default=0, init=False)
     """Tokens whose keys and values are in the cache."""
@@ -101,6 +104,11 @@ class SequenceState:
     """Units that the workers have."""
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Its place in line."""
+        return self.priority, self.request_id
+
+    @property
     def num_left(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return len(self.tokens) - self.num_computed_tokens
@@ -109,6 +117,14 @@ class SequenceState:
     def output_tokens(self) -> list[int]:
         """Tokens sampled so far."""
         return self.tokens[self.num_prompt_tokens :]
+
+    def begin_again(self) -> bool:
+        """Forgets what is computed and what workers know; whether it had begun."""
+        had_begun = self.num_sent_tokens > 0
+        self.num_preemptions += had_begun
+        self.allocation = None
+        self.num_computed_tokens = self.num_sent_tokens = self.num_sent_units = 0
+        return had_begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +166,8 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cache: CacheManager) -> None:
         self._config = config
         self._cache = cache
-        self._states: dict[int, SequenceState] = {}  # in order of arrival
-        self._waiting: deque[SequenceState] = deque()
+        self._states: dict[int, SequenceState] = {}
+        self._waiting: list[SequenceState] = []  # both in order of their places
         self._running: list[SequenceState] = []
         self._ended: list[int] = []  # known to the workers, to be forgotten
         self._under_way: Step | None = None
@@ -170,10 +186,10 @@ class Scheduler:
     def add(self, state: SequenceState) -> None:
         """Queues a request, which must fit the pools (`CacheManager.fits`) with all its output."""
         assert state.request_id not in self._states, f"request {state.request_id} is there already"
-        assert state.tokens, f"request {state.request_id} has no tokens"
+        assert len(state.tokens), f"request {state.request_id} has no tokens"
         assert self._cache.fits(len(state.tokens) + 1), f"request {state.request_id} can never run"
         self._states[state.request_id] = state
-        self._waiting.append(state)
+        insort(self._waiting, state, key=_place)
 
     def finish(self, request_id: int) -> None:
         """Ends a request that has all it wants. Its units are free at once, its prefix may be hit."""
@@ -228,7 +244,11 @@ class Scheduler:
             AssertionError: says what does not add up.
         """
         self._cache.check()
-        assert [*self._running, *self._waiting] == list(self._states.values()), "out of order"
+        for queue in (self._running, self._waiting):
+            assert queue == sorted(queue, key=_place), "out of order"
+        known = {state.request_id for state in (*self._running, *self._waiting)}
+        assert known == set(self._states), "a request is lost"
+        assert len(self._running) + len(self._waiting) == len(known), "a request is in line twice"
         assert self.num_running <= self._config.max_num_seqs, "too many run"
         running = {state.request_id for state in self._running}
         assert running == self._cache.holders, "to run is not to hold units"
@@ -246,9 +266,9 @@ class Scheduler:
             assert state.num_sent_units <= num_units, "sent a unit that is not there"
 
     def _make_room(self) -> list[int]:
-        """Gives each running request, oldest first, room for the tokens that it has.
+        """Gives each running request, in line, room for the tokens that it has.
 
-        When there is none, the youngest gives its units back, if need be the one that asks.
+        When there is none, the last in line gives its units back, if need be the one that asks.
         """
         preempted = []
         served = 0
@@ -258,12 +278,11 @@ class Scheduler:
                 served += 1
                 continue
             assert len(self._running) > 1, f"request {state.request_id} does not fit alone"
-            youngest = self._running.pop()
-            if youngest.num_sent_tokens:
-                youngest.num_preemptions += 1
-                preempted.append(youngest.request_id)
-            self._take_units(youngest)
-            self._waiting.appendleft(youngest)  # and will compute prompt and output again
+            last = self._running.pop()
+            self._free(last)
+            if last.begin_again():
+                preempted.append(last.request_id)
+            insort(self._waiting, last, key=_place)  # and will compute prompt and output again
         return preempted
 
     def _look_again(self) -> None:
@@ -275,11 +294,12 @@ class Scheduler:
                 self._begin(state, again)
 
     def _admit(self) -> None:
-        """Lets requests run, in order of arrival, while there is room.
+        """Lets requests run, in line, while there is room.
 
         A request gets room for its whole prompt and one token more, although its first chunk needs less:
         if prompts took units chunk by chunk, two long ones could fill the pools half done each, and
-        preempt one another for ever. So only a decode ever asks for a unit, and the oldest gets it.
+        preempt one another for ever. So only a decode ever asks for a unit, and the first in line
+        gets it.
         """
         while self._waiting and self.num_running < self._config.max_num_seqs:
             state = self._waiting[0]
@@ -292,7 +312,7 @@ class Scheduler:
             if allocation is None:
                 break  # nobody overtakes: a large request would wait for ever
             self._begin(state, allocation)
-            self._running.append(self._waiting.popleft())
+            insort(self._running, self._waiting.pop(0), key=_place)
 
     def _begin(self, state: SequenceState, allocation: Allocation) -> None:
         """Gives a request of which nothing is computed its units, the hits among them computed."""
@@ -337,28 +357,30 @@ class Scheduler:
             self._waiting.remove(state)
             return
         self._running.remove(state)
-        self._take_units(state)
+        self._free(state)
 
-    def _take_units(self, state: SequenceState) -> None:
+    def _free(self, state: SequenceState) -> None:
         """Frees a running request's units, and lets the workers forget it."""
         self._cache.free(state.request_id)
         if state.num_sent_tokens:
             self._ended.append(state.request_id)
-        state.allocation = None
-        state.num_computed_tokens = state.num_sent_tokens = state.num_sent_units = 0
+
+
+def _place(state: SequenceState) -> tuple[int, int]:
+    return state.place
 
 
 def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list[int]:
     """Shares a step's tokens among running requests.
 
-    Whoever has one token left gets it. Of the rest the oldest of the others gets at least half; the
+    Whoever has one token left gets it. Of the rest the first of the others gets at least half; the
     other half goes first to those that it brings to their end, so that a short prompt need not wait
-    for a long one, and then to the oldest again, so that nothing is left over. If prompts are not cut,
+    for a long one, and then to the first again, so that nothing is left over. If prompts are not cut,
     they go whole and in order: were a shorter one let past, one that fits only an empty step would
     starve.
 
     Args:
-        num_left: tokens that each has still to compute, at least 1, oldest first.
+        num_left: tokens that each has still to compute, at least 1, in line.
         budget: tokens of the step, at least one a request.
         chunked: whether a request may get less than it has left, when that is more than one token.
 

@@ -73,18 +73,24 @@ def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
     }
 
 
-@pytest.mark.parametrize("least_tokens", [1, 20])
-@pytest.mark.parametrize("chunk", [10_000, 17])
+@pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])
+@pytest.mark.parametrize(("chunk", "least_tokens"), [(10_000, 1), (17, 1), (17, 20)])
 @pytest.mark.parametrize(("name", "topology"), matrix())
 def test_rows_over_coordinates_equal_one_rank(
     name: str,
     topology: Topology,
     chunk: int,
     least_tokens: int,
+    strategy: str,
     checkpoints: dict[str, Path],
     one_rank: dict[str, list[torch.Tensor]],
 ) -> None:
-    case = ForwardCase(topology=topology, chunk=chunk, least_tokens_to_split=least_tokens)
+    case = ForwardCase(
+        topology=topology,
+        chunk=chunk,
+        least_tokens_to_split=least_tokens,
+        prefill_strategy=strategy,
+    )
     result = forward(resolve(str(checkpoints[name])), sequences(), case)
     for got, wanted in zip(result.logits, one_rank[name], strict=True):
         assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)

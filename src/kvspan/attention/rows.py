@@ -36,12 +36,19 @@ class RowGroups:
     columns: Group
 
     @classmethod
-    def of(cls, world: World, topology: Topology) -> Self:
-        """This rank's, made of its world; a collective."""
+    def of(cls, world: World, topology: Topology, dcp: Group) -> Self:
+        """This rank's; a collective, since groups are made.
+
+        Args:
+            world: all ranks.
+            topology: the grid of ranks.
+            dcp: the DCP group, which `columns` mostly is.
+        """
+        same = topology.column_groups() == topology.dcp_groups()
         return cls(
             pcp=world.group(topology.pcp_groups()),
             asking=world.group(topology.asking_groups()),
-            columns=world.group(topology.column_groups()),
+            columns=dcp if same else world.group(topology.column_groups()),
         )
 
 

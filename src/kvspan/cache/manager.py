@@ -10,6 +10,7 @@ Knows units, keys and request ids. Knows no tokens, no tensors and no budget of 
 """
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kvspan.cache.placement import Placed, Placement, round_robin
@@ -70,6 +71,22 @@ class CacheManager:
     def free_tokens(self) -> int:
         """Tokens for which there is room; what is merely cached counts as room."""
         return self._pools.num_free * self.layout.unit_tokens
+
+    @property
+    def used_by_pool(self) -> tuple[int, ...]:
+        """Units of each pool that requests hold."""
+        size = self._pools.num_units // self.layout.num_pools
+        return tuple(size - free for free in self._pools.num_free_by_pool)
+
+    @property
+    def blocks_per_pool(self) -> int:
+        """Blocks of each pool."""
+        return self._pools.num_units // self.layout.num_pools
+
+    @property
+    def known_units(self) -> Collection[int]:
+        """Units whose content a prefix may hit, held or free."""
+        return self._pools.known_units
 
     @property
     def usage(self) -> float:

@@ -10,7 +10,7 @@ Knows units and keys. Knows no tokens, no requests and no placement.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 
 class BlockPools:
@@ -45,6 +45,11 @@ class BlockPools:
     def num_free_by_pool(self) -> list[int]:
         """Free units of each pool."""
         return [len(units) for units in self._free]
+
+    @property
+    def known_units(self) -> Collection[int]:
+        """Units whose content is known under a key, held or free."""
+        return self._key_of.keys()
 
     def pool_of(self, unit: int) -> int:
         """The pool that a unit belongs to."""

@@ -60,7 +60,17 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     parser.add_argument(
         "--config", metavar="FILE.yaml", type=Path, help="options in a file; typed ones win over it"
     )
-    for heading, options in groupby(ENGINE_OPTIONS, key=lambda option: option.group):
+    add_flags(parser, ENGINE_OPTIONS)
+
+
+def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+    """Adds options, under their headings.
+
+    Args:
+        parser: of a command.
+        table: in the order of `--help`; neighbours of one group share its heading.
+    """
+    for heading, options in groupby(table, key=lambda option: option.group):
         group = parser.add_argument_group(heading)
         for option in options:
             _add_flag(group, option)
@@ -78,13 +88,26 @@ def engine_config(
     Raises:
         ConfigError: an option is unknown, or a value is not one that it takes.
     """
+    return EngineConfig.from_mapping({**(defaults or {}), **asked_of(arguments, ENGINE_OPTIONS)})
+
+
+def asked_of(
+    arguments: argparse.Namespace, table: Sequence[Option], *, beside: Sequence[Option] = ()
+) -> dict[str, Any]:
+    """What a command line and its `--config` file ask of some options, by name; typed ones win.
+
+    Args:
+        arguments: parsed by a parser with these options and `--config`.
+        table: the options.
+        beside: further ones that may stand in the file.
+
+    Raises:
+        ConfigError: the file has an option that is neither in the table nor beside it.
+    """
     typed = vars(arguments)
     file = read_yaml(typed["config"]) if typed["config"] is not None else {}
-    names = {option.name for option in ENGINE_OPTIONS}
-    flags = {name: value for name, value in typed.items() if name in names}
-    return EngineConfig.from_mapping(
-        {**(defaults or {}), **canonical(file, ENGINE_OPTIONS), **flags},
-    )
+    found = {**canonical(file, [*table, *beside]), **typed}
+    return {option.name: found[option.name] for option in table if option.name in found}
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:

@@ -20,9 +20,12 @@ FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 
 COMMANDS = {
     "generate": "complete a prompt, or answer as a chat",
+    "serve": "serve a model to OpenAI-compatible clients",
     "check": "compare a layout with one rank, on this model and machine",
     "demo": "ask a small model about a long document, its KV cache spread over ranks",
     "bench": "measure parts of the engine on this machine",
+    "trace": "count, make or cut traces of requests",
+    "plan": "find a layout for a model and some GPUs, before there are any",
     "doctor": "show which kernels run on this machine, and why",
     "fetch": "install the weights of a built-in model",
 }

@@ -1,11 +1,15 @@
 """What a command prints about an engine: what will run and why, and what its cache holds."""
 
+from collections.abc import Sequence
+
 import msgspec
 from rich.console import Console
 
 from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import format_bytes
+from kvspan.cost.memory import CachePlan
 from kvspan.engine.core import EngineCore
+from kvspan.step import RankReport
 
 
 def stderr_console() -> Console:
@@ -30,8 +34,18 @@ def print_choices(console: Console, resolved: Resolved) -> None:
 
 def print_capacity(console: Console, core: EngineCore) -> None:
     """Prints what the KV cache holds, per rank and in all, and the unit of prefix hits."""
-    plan = core.plan
-    weights = max(report.weight_bytes for report in core.reports)
+    print_plan(console, core.plan, core.reports)
+
+
+def print_plan(console: Console, plan: CachePlan, reports: Sequence[RankReport]) -> None:
+    """The same of ranks that run elsewhere.
+
+    Args:
+        console: where to.
+        plan: of their caches.
+        reports: of the ranks.
+    """
+    weights = max(report.weight_bytes for report in reports)
     console.print(
         f"KV cache: {plan.tokens_total:,} tokens in all, {plan.tokens_per_rank:,} on each rank in "
         f"{format_bytes(plan.bytes_per_rank)} (weights: {format_bytes(weights)}). "

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvspan.clock import WallClock
-from kvspan.engine.engine import Prompt
+from kvspan.engine.generation import Prompt
 from kvspan.engine.llm import LLM
 from kvspan.request import RequestOutput, SamplingParams
 

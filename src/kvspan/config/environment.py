@@ -9,6 +9,14 @@ CPU_ISAS = ("portable", "avx2", "avx512")
 """Instruction sets that `KVSPAN_CPU_ISA` may name, slowest first."""
 
 
+API_KEY = "KVSPAN_API_KEY"
+
+
+def api_keys() -> tuple[str, ...]:
+    """The keys that `KVSPAN_API_KEY` asks a server's clients for, with commas between them."""
+    return tuple(key.strip() for key in os.environ.get(API_KEY, "").split(",") if key.strip())
+
+
 def asked_cpu_isa() -> str | None:
     """The instruction set that `KVSPAN_CPU_ISA` forces on the native kernels; None = the best there is.
 

@@ -29,6 +29,11 @@ class OptionGroup(StrEnum):
     CACHE = "KV cache"
     SCHEDULING = "Scheduling"
     RUNTIME = "Runtime"
+    SERVER = "Server"
+    LIMITS = "Limits"
+    FAULTS = "Faults"
+    HARDWARE = "Hardware"
+    LOAD = "Load and goal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Option:
             return self.unsaid
         if self.kind.switch:
             return "on" if self.default else "off"
-        return str(self.default)
+        return "none" if self.default in ("", ()) else str(self.default)
 
     def read(self, value: object) -> Any:
         """The value as kvspan keeps it; reading what was read changes nothing.
@@ -241,6 +246,18 @@ def only_off(absent: str) -> Kind[bool]:
         return False
 
     return Kind(metavar="", read=read, switch=True)
+
+
+def several(metavar: str) -> Kind[tuple[str, ...]]:
+    """Words with commas between them, or a list of them."""
+
+    def read(value: object) -> tuple[str, ...]:
+        words = value.split(",") if isinstance(value, str) else value
+        if not isinstance(words, Sequence) or not all(isinstance(w, str) and w.strip() for w in words):
+            raise ValueError("is not a word, or several with commas between them")
+        return tuple(word.strip() for word in words)
+
+    return Kind(metavar=f"{metavar}[,{metavar}]", read=read)
 
 
 def _read_count(value: object) -> int:

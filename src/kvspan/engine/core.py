@@ -5,24 +5,25 @@ it. Time, ranks and weights are the executor's affair, so a simulator can put an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
+import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
-from kvspan.cache.prefix import KeySpace
+from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
+from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
+from kvspan.sampling.grammar import Grammar, Grammars
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import Executor, TokenLogprob
+from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, array_like=True):
     """What a step gave a request.
 
     Args:
@@ -34,6 +35,8 @@ class Event:
         stop_token: the one of `stop_token_ids` that ended it, if one did.
         num_cached_tokens: tokens of its prompt that were found in the cache.
         num_computed_tokens: tokens whose keys and values are in the cache by now.
+        form_ended: whether the token is text and the last one of a form: it ends the request, but is
+            no mark of an end.
     """
 
     request_id: int
@@ -44,10 +47,10 @@ class Event:
     stop_token: int | None
     num_cached_tokens: int
     num_computed_tokens: int
+    form_ended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
+class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Counters since the engine started.
 
     Args:
@@ -65,20 +68,38 @@ class EngineStats:
     preemptions: int = 0
 
 
+class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
+    """What an engine is busy with.
+
+    Args:
+        num_running: requests that hold units.
+        num_waiting: requests that wait for room.
+        used_blocks: for each pool, its blocks that requests hold. A pool is a rank's if the interleave
+            is the block size, and the whole DCP group's if it is less.
+    """
+
+    num_running: int
+    num_waiting: int
+    used_blocks: tuple[int, ...]
+
+
 class EngineCore:
     """Requests, scheduler and blocks of one replica.
 
     Args:
         resolved: what will run.
         executor: the ranks; they are started, and their cache is sized and allocated.
+        grammars: for outputs that are held to a form; None = there is no tokenizer to make any.
 
     Raises:
         ModelError: the checkpoint cannot be loaded.
         ConfigError: the cache that was asked for does not fit, or is too small for one request.
     """
 
-    def __init__(self, resolved: Resolved, executor: Executor) -> None:
+    def __init__(self, resolved: Resolved, executor: Executor, grammars: Grammars | None = None) -> None:
         self.resolved = resolved
+        self._grammars = grammars or Grammars(None, vocab_size=0, eos_token_ids=())
+        self._forms: dict[int, Grammar] = {}
         self._executor = executor
         try:
             self.reports = tuple(executor.start())
@@ -87,10 +108,189 @@ class EngineCore:
         except BaseException:
             executor.shutdown()
             raise
-        layout = resolved.cache_layout
-        self._keys = KeySpace(layout=layout, kv_dtype=resolved.kv_dtype, model=resolved.model)
+        self._keys = KeySpace(
+            layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
+        )
+        self._begin_empty()
+        self._states: dict[int, SequenceState] = {}
+        self._next_id = 0
+        self._dead: str | None = None
+        self.stats = EngineStats()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is there, and ranks to work on it."""
+        return bool(self._states) and self._dead is None
+
+    @property
+    def load(self) -> "EngineLoad":
+        """What it is busy with."""
+        return EngineLoad(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            used_blocks=self._cache.used_by_pool,
+        )
+
+    def look(self) -> Snapshot:
+        """Its blocks and requests at this moment."""
+        return look(self._cache, self._states.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return self._scheduler.num_waiting
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the pools of the whole DCP group hold."""
+        return self._cache.total_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens for which the pools of the whole DCP group have room."""
+        return self._cache.free_tokens
+
+    def check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Refuses a request that can never run; see the function of the same name."""
+        check_request(self.resolved, prompt, params)
+        if params.structured_outputs is not None:
+            self._grammars.check(params.structured_outputs)
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        cache_salt: str = "",
+        priority: int = 0,
+        request_id: int | None = None,
+    ) -> int:
+        """Queues a request for one output.
+
+        Args:
+            prompt: token ids.
+            params: how tokens are chosen; `n` is the caller's affair.
+            seed: of its random stream.
+            cache_salt: prefixes are shared only with requests of the same salt.
+            priority: the lower value runs first, and is preempted last.
+            request_id: the engine's number for it, higher than any before; None = the next one.
+
+        Returns:
+            The engine's number for it.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        self.check_request(prompt, params)
+        if request_id is None:
+            request_id = self._next_id
+        if params.structured_outputs is not None:
+            self._forms[request_id] = self._grammars.start(params.structured_outputs)
+            # The workers get masks; a schema would only be carried to each of them.
+            params = msgspec.structs.replace(params, structured_outputs=None)
+        tokens = list(prompt)
+        keys = self._keys.keys(tokens, cache_salt=cache_salt)
+        return self._queue(request_id, tokens, params, seed=seed, keys=keys, priority=priority)
+
+    def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:
+        """Queues a request of which only lengths and keys are known, for ranks that compute nothing.
+
+        Args:
+            num_tokens: of its prompt.
+            params: how many tokens it gets.
+            keys: of its units; where two requests have the same key, their prefixes count as equal.
+
+        Returns:
+            The engine's number for it.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        check_length(self.resolved, num_tokens)
+        return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
+
+    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
+        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+
+        For measurements: the keys and values of its full units have to be made up, and are to stay in
+        the cache until the request comes, so the pools must not be full.
+
+        Args:
+            prompt: token ids of a prompt that has not been seen.
+            seed: of what ranks make up.
+
+        Returns:
+            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+        """
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        keys = self._keys.keys(prompt)
+        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+        if held is None:
+            return None
+        units = tuple(held.units)
+        self._cache.register(request_id, num_computed_tokens=len(prompt))
+        self._cache.free(request_id)
+        return Fill(units, len(prompt), seed)
+
+    def end(self, request_id: int) -> None:
+        """Ends a request from outside, at any moment; its blocks are free at once."""
+        self._scheduler.abort(request_id)
+        self._states.pop(request_id, None)
+        self._forms.pop(request_id, None)
+
+    def step(self) -> list[Event]:
+        """Runs one step.
+
+        Returns:
+            What each of its rows gave; nothing if there was nothing to do.
+
+        Raises:
+            EngineDeadError: a rank died or hung. No request gets anything more, unless `revive` is
+                called.
+        """
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        try:
+            return self._step()
+        except BaseException as failure:
+            # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
+            died = isinstance(failure, EngineDeadError)
+            self._dead = str(failure) if died else f"A step was broken off by {type(failure).__name__}."
+            self._executor.shutdown()
+            raise
+
+    def revive(self, executor: Executor) -> None:
+        """Goes on with other ranks after a step has failed; no request is lost.
+
+        Their tokens are here, so each is computed again and continues with the token that it would
+        have got. The cache begins empty.
+
+        Args:
+            executor: ranks of the same kind, not started yet.
+
+        Raises:
+            EngineDeadError: one of these died or hung as well; this may be called again.
+        """
+        assert self._dead is not None, "the ranks live"
+        self._executor = executor
+        try:
+            executor.start()
+            executor.allocate_cache(self.plan.blocks_per_rank)
+        except BaseException:
+            executor.shutdown()
+            raise
+        self._begin_empty()
+        for state in self._states.values():
+            state.begin_again()
+            self._scheduler.add(state)
+        self._dead = None
+
+    def _begin_empty(self) -> None:
+        """A scheduler and a cache for ranks that know of nothing yet."""
+        resolved = self.resolved
         self._cache = CacheManager(
-            layout,
+            resolved.cache_layout,
             blocks_per_pool=self.plan.blocks_per_rank,
             enable_prefix_caching=resolved.enable_prefix_caching,
         )
@@ -103,110 +303,25 @@ class EngineCore:
             ),
             self._cache,
         )
-        self._states: dict[int, SequenceState] = {}
-        self._next_id = 0
-        self._dead: str | None = None
-        self.stats = EngineStats()
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any request is there."""
-        return bool(self._states)
-
-    @property
-    def free_tokens(self) -> int:
-        """Tokens for which the pools of the whole DCP group have room."""
-        return self._cache.free_tokens
-
-    def check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Refuses a request that can never run.
-
-        Args:
-            prompt: its token ids.
-            params: how its tokens are chosen.
-
-        Raises:
-            RequestError: one sentence with the numbers.
-        """
-        config, limit = self.resolved.model_config, self.resolved.max_model_len
-        if not prompt:
-            raise RequestError("The prompt is empty: it needs at least one token.")
-        if len(prompt) >= limit:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens, which leaves no room for output: "
-                f"--max-model-len is {limit}, prompt and output together."
-            )
-        if outside := [t for t in prompt if not 0 <= t < config.vocab_size]:
-            vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
-            raise RequestError(f"The prompt has the token id {outside[0]}; {vocabulary}.")
-        params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
-
-    def add(
-        self, prompt: Sequence[int], params: SamplingParams, *, seed: int, cache_salt: str = ""
-    ) -> int:
-        """Queues a request for one output.
-
-        Args:
-            prompt: token ids.
-            params: how tokens are chosen; `n` is the caller's affair.
-            seed: of its random stream.
-            cache_salt: prefixes are shared only with requests of the same salt.
-
-        Returns:
-            The engine's number for it.
-
-        Raises:
-            RequestError: it can never run.
-        """
-        self.check_request(prompt, params)
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        tokens = list(prompt)
-        state = SequenceState(
-            request_id=request_id,
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            params=params,
-            seed=seed,
-            keys=self._keys.keys(tokens, cache_salt=cache_salt),
-        )
-        self._scheduler.add(state)
-        self._states[request_id] = state
-        return request_id
-
-    def end(self, request_id: int) -> None:
-        """Ends a request from outside, at any moment; its blocks are free at once."""
-        self._scheduler.abort(request_id)
-        self._states.pop(request_id, None)
-
-    def step(self) -> list[Event]:
-        """Runs one step.
-
-        Returns:
-            What each of its rows gave; nothing if there was nothing to do.
-
-        Raises:
-            EngineDeadError: a rank died or hung; every request has ended with it.
-        """
-        if self._dead is not None:
-            raise EngineDeadError(self._dead)
-        try:
-            return self._step()
-        except BaseException as failure:
-            # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
-            died = isinstance(failure, EngineDeadError)
-            self._dead = str(failure) if died else f"A step was broken off by {type(failure).__name__}."
-            self._states.clear()
-            self._executor.shutdown()
-            raise
 
     def _step(self) -> list[Event]:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
-        self._executor.submit(scheduled.step)
+        self._executor.submit(self._held_to_forms(scheduled.step))
         progress = self._scheduler.update(self._executor.collect())
         self._count(scheduled.admitted, len(scheduled.preempted), progress)
         return [self._event(p) for p in progress]
+
+    def _held_to_forms(self, step: Step) -> Step:
+        """The step, with the tokens that each output held to a form may go on with."""
+        if not self._forms:
+            return step
+        return msgspec.structs.replace(step, rows=tuple(map(self._masked, step.rows)))
+
+    def _masked(self, row: Row) -> Row:
+        form = self._forms.get(row.request_id) if row.sample else None
+        return row if form is None else msgspec.structs.replace(row, allowed=form.mask())
 
     def kv_tokens_by_rank(self) -> list[int]:
         """Tokens of requests that each DCP rank keeps, by `dcp_rank`; their sum is what was computed."""
@@ -228,12 +343,43 @@ class EngineCore:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
 
+    def _queue(
+        self,
+        request_id: int,
+        tokens: TokenLog,
+        params: SamplingParams,
+        *,
+        seed: int,
+        keys: UnitKeys,
+        priority: int = 0,
+    ) -> int:
+        assert request_id >= self._next_id, f"request {request_id} comes late"
+        self._next_id = request_id + 1
+        state = SequenceState(
+            request_id=request_id,
+            tokens=tokens,
+            num_prompt_tokens=len(tokens),
+            params=params,
+            seed=seed,
+            keys=keys,
+            priority=priority,
+        )
+        self._scheduler.add(state)
+        self._states[request_id] = state
+        return request_id
+
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled
-        reason, stop_token = self._finish(state, sampled.token_id)
+        token_id = sampled.token_id
+        form = None if token_id is None else self._forms.get(state.request_id)
+        if form is not None and token_id is not None:
+            form.accept(token_id)
+        reason, stop_token = self._finish(state, token_id)
+        reason = (None if form is None else _end_of(form)) or reason
         if reason is not None:
             self._scheduler.finish(state.request_id)
             del self._states[state.request_id]
+            self._forms.pop(state.request_id, None)
         return Event(
             request_id=state.request_id,
             token_id=sampled.token_id,
@@ -243,6 +389,7 @@ class EngineCore:
             stop_token=stop_token,
             num_cached_tokens=state.num_cached_tokens or 0,
             num_computed_tokens=state.num_computed_tokens,
+            form_ended=form is not None and form.ended and not self._ends_text(token_id),
         )
 
     def _finish(
@@ -255,11 +402,14 @@ class EngineCore:
         if num_output >= params.min_tokens:
             if token_id in params.stop_token_ids:
                 return FinishReason.STOP, token_id
-            if token_id in self.resolved.model_config.eos_token_ids and not params.ignore_eos:
+            if self._ends_text(token_id) and not params.ignore_eos:
                 return FinishReason.STOP, None
         room = self.resolved.max_model_len - state.num_prompt_tokens
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         return (FinishReason.LENGTH if num_output >= limit else None), None
+
+    def _ends_text(self, token_id: int | None) -> bool:
+        return token_id in self.resolved.model_config.eos_token_ids
 
     def _count(self, admitted: Sequence[int], preempted: int, progress: Sequence[Progress]) -> None:
         first = [state for i in admitted if (state := self._states.get(i)) and not state.num_preemptions]
@@ -270,6 +420,53 @@ class EngineCore:
             cached_tokens=old.cached_tokens + sum(s.num_cached_tokens or 0 for s in first),
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
             preemptions=old.preemptions + preempted,
+        )
+
+
+def _end_of(form: Grammar) -> FinishReason | None:
+    """Whether a form ends its output: there is nothing more to say, or no token to say it with."""
+    if form.failure is not None:
+        return FinishReason.ABORT
+    return FinishReason.STOP if form.ended else None
+
+
+def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:
+    """Refuses a request that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        prompt: its token ids.
+        params: how its tokens are chosen.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    config = resolved.model_config
+    check_length(resolved, len(prompt))
+    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
+        outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
+        vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
+        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
+    params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+
+def check_length(resolved: Resolved, num_tokens: int) -> None:
+    """Refuses a prompt of a length that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        num_tokens: of the prompt.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    limit = resolved.max_model_len
+    if not num_tokens:
+        raise RequestError("The prompt is empty: it needs at least one token.")
+    if num_tokens >= limit:
+        raise RequestError(
+            f"The prompt has {num_tokens} tokens, which leaves no room for output: "
+            f"--max-model-len is {limit}, prompt and output together."
         )
 
 

@@ -33,7 +33,8 @@ class OutputText:
     def __init__(
         self, index: int, *, decoder: Decoder, params: SamplingParams, prompt_ids: Sequence[int]
     ) -> None:
-        self._index, self._decoder, self._params = index, decoder, params
+        self.index = index
+        self._decoder, self._params = decoder, params
         self._detokenizer = Detokenizer(
             decoder, skip_special_tokens=params.skip_special_tokens, prompt_ids=prompt_ids
         )
@@ -49,6 +50,21 @@ class OutputText:
     def finish_reason(self) -> FinishReason | None:
         """Why it ended; None = it goes on."""
         return self._finish_reason
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string or stop token that ended it, if one did."""
+        return self._stop_reason
+
+    @property
+    def logprobs(self) -> Sequence[dict[int, Logprob]]:
+        """Of each token so far; empty if none were asked for."""
+        return self._logprobs
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The tokens so far."""
+        return self._token_ids
 
     @property
     def num_tokens(self) -> int:
@@ -80,7 +96,7 @@ class OutputText:
         """The output so far."""
         asked = self._params.logprobs is not None
         return CompletionOutput(
-            index=self._index,
+            index=self.index,
             text="".join(self._pieces),
             token_ids=tuple(self._token_ids),
             cumulative_logprob=self._cumulative if asked else None,
@@ -91,7 +107,7 @@ class OutputText:
 
     def _text_of(self, event: Event, token_id: int) -> str:
         # A token that ends the output is a mark and no text, unless stops are asked to be seen.
-        is_mark = event.finish_reason is FinishReason.STOP
+        is_mark = event.finish_reason is FinishReason.STOP and not event.form_ended
         silent = is_mark and not self._params.include_stop_str_in_output
         text = "" if silent else self._detokenizer.push(token_id)
         if event.finish_reason is not None:

@@ -13,7 +13,7 @@ import torch
 from kvspan.comm.group import World
 from kvspan.comm.local import local_worlds
 from kvspan.errors import EngineDeadError
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.loop import RankWorker
 
 T = TypeVar("T")
@@ -55,6 +55,16 @@ class InProcessExecutor:
         """Makes every rank allocate `num_blocks` blocks."""
         pairs = zip(self._threads, self._workers, strict=True)
         self._settle([t.submit(w.allocate_cache, num_blocks) for t, w in pairs])
+
+    def fill(self, fill: Fill) -> None:
+        """Makes every rank write keys and values that it makes up."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        self._settle([t.submit(w.fill, fill) for t, w in pairs])
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """See `step.MeasuredExecutor.watch`."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        return self._settle([t.submit(w.watch, on) for t, w in pairs])
 
     def submit(self, step: Step) -> None:
         """Gives the step to every rank."""

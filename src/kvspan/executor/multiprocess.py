@@ -15,17 +15,20 @@ from kvspan.clock import Clock, WallClock
 from kvspan.errors import EngineDeadError
 from kvspan.executor.children import Child, fork_server
 from kvspan.executor.crew import Crew, Deadline, RankLost
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.loop import TOLD_ERRORS
 from kvspan.worker.messages import (
     AllocateCache,
     Answer,
     Execute,
     Failed,
+    FillCache,
     Load,
     Report,
     Result,
     Shutdown,
+    Watch,
+    Watched,
     encode,
 )
 
@@ -117,6 +120,15 @@ class MultiprocessExecutor:
         """
         self._ask("Allocating the cache", encode(AllocateCache(num_blocks)))
 
+    def fill(self, fill: Fill) -> None:
+        """See `step.MeasuredExecutor.fill`; it may take as long as loading."""
+        self._ask("Filling the cache", encode(FillCache(fill)))
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """See `step.MeasuredExecutor.watch`."""
+        answers = self._ask("Watching", encode(Watch(on)))
+        return [list(answer.spans) for answer in answers if isinstance(answer, Watched)]
+
     def submit(self, step: Step) -> None:
         """Sends a step to every rank, encoded once.
 
@@ -162,7 +174,7 @@ class MultiprocessExecutor:
             crew.kill()
 
     def _ask(self, doing: str, *bodies: bytes) -> list[Answer]:
-        """Sends every rank the same frames and hears one answer from each, before the cache is there."""
+        """Sends every rank the same frames and hears one answer from each, between two steps."""
         crew = self._living_crew()
         deadline = self._deadline(self._start_timeout_s, "the start timeout")
         try:

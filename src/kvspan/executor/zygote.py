@@ -172,7 +172,7 @@ def _be_rank(order: ForkOrder, sock: socket.socket, lifeline_fd: int) -> NoRetur
     """Runs the target and ends the process, past the exit handlers of whatever has been imported."""
     exit_code = 1
     try:
-        _tie_to_driver(lifeline_fd)
+        tie_to_parent(lifeline_fd)
         _set_threads(order.num_threads)
         if sys.stderr is not None:  # it is None where descriptor 2 was closed
             faulthandler.enable()
@@ -197,8 +197,12 @@ def _call(order: ForkOrder, channel: Channel) -> None:
             target(channel, payload, order.rank)
 
 
-def _tie_to_driver(lifeline_fd: int) -> None:
-    """Makes this process end when the driver does, even if it is killed, stopped or busy in C."""
+def tie_to_parent(lifeline_fd: int) -> None:
+    """Makes this process end when its parent does, even if it is killed, stopped or busy in C.
+
+    Args:
+        lifeline_fd: the end to read of a pipe whose other end the driver holds, and never writes to.
+    """
 
     def wait_for_the_end() -> None:
         os.read(lifeline_fd, 1)
@@ -206,9 +210,9 @@ def _tie_to_driver(lifeline_fd: int) -> None:
 
     threading.Thread(target=wait_for_the_end, name="lifeline", daemon=True).start()
     if sys.platform == "linux":
-        zygote_pid = os.getppid()
+        parent_pid = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != zygote_pid:  # it died just before
+        if os.getppid() != parent_pid:  # it died just before
             os._exit(1)
 
 

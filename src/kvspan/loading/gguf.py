@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kvspan.errors import ModelError
 from kvspan.loading.gguf_file import GgufFile, StoredTensor, read_gguf
+from kvspan.loading.gguf_tokenizer import end_token_ids
 from kvspan.topology import Span
 
 _ROPE_DIVISORS = "rope_freqs.weight"
@@ -216,12 +217,6 @@ def _translate_config(file: GgufFile) -> dict[str, Any]:
         "eos_token_id": end_token_ids(file.metadata),
         "torch_dtype": "bfloat16",
     }
-
-
-def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Tokens that end a text or a turn of it."""
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    return list(dict.fromkeys(metadata[key] for key in keys if key in metadata))
 
 
 def _translate_rope(

@@ -90,6 +90,12 @@ def adds_bos(metadata: Mapping[str, Any]) -> bool:
     return bool(metadata.get("tokenizer.ggml.add_bos_token", cut is not None and cut.adds_bos))
 
 
+def end_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """Tokens that end a text or a turn of it."""
+    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+    return list(dict.fromkeys(metadata[key] for key in keys if key in metadata))
+
+
 def build_tokenizer(metadata: Mapping[str, Any], *, where: str) -> Tokenizer:
     """Rebuilds the tokenizer of a GGUF file.
 

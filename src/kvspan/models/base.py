@@ -1,12 +1,14 @@
 """What every model is given and what it must offer. Knows no loader and no scheduler."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
+from kvspan.attention.prefill import GatherPlan
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
@@ -22,18 +24,22 @@ class Batch:
     Args:
         token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        rows: rows of every PCP coordinate, in order; R is that of this rank's.
-        asking: the same of those coordinates whose queries this rank answers.
-        writes: rows whose key and value this rank stores, and where; rows of all coordinates count.
-        keys: which of this rank's keys each asking row sees.
+        row_sizes: rows of each PCP coordinate, whose keys stand in this order when they are gathered.
+        writes: which of all coordinates' rows this rank stores key and value of, and where.
+        asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
+        asker_sizes: asking rows of each coordinate whose queries this rank answers, in order.
+        keys: which of this rank's keys each of those rows sees.
+        gathered: rows whose keys come to them, and what they see.
     """
 
     token_ids: Tensor
     positions: Tensor
-    rows: tuple[int, ...]
-    asking: tuple[int, ...]
+    row_sizes: tuple[int, ...]
     writes: Writes
+    asking: slice | Tensor
+    asker_sizes: tuple[int, ...]
     keys: KeyIndex
+    gathered: GatherPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class RankContext:
         kernel: attention over this rank's shard.
         storage: dtype of weights and activations, and the device of everything.
         cache: how keys and values are kept.
-        workspace_tokens: cached latents that are expanded to keys and values at once.
+        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
     """
 
     topology: Topology
@@ -92,8 +98,19 @@ class Model(Protocol):
         """Checkpoint names that may be there and are not needed."""
         ...
 
+    def settle(self) -> None:
+        """The weights are loaded and will not change: brings them in the form that is fastest.
+
+        What `parameters_by_name` gave before may be gone after it.
+        """
+        ...
+
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer, to be allocated once its size is known."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its layers by dotted name, to watch them."""
         ...
 
     def parameters_by_name(self) -> dict[str, Tensor]:

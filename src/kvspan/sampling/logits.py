@@ -73,6 +73,28 @@ def adjusted(
     return result
 
 
+def allowed_only(logits: Tensor, allowed: bytes, *, before: Tensor, first_token: int = 0) -> Tensor:
+    """Rules out every token that a row's form does not allow.
+
+    Args:
+        logits: [V] float32, adjusted; may be a part of the vocabulary.
+        allowed: a bit for each token of the whole vocabulary (`step.Row.allowed`).
+        before: [V] the same before they were adjusted. They count where `min_tokens` rules out all that
+            the form allows: of the two the form goes first.
+        first_token: the token that `logits[0]` belongs to.
+
+    Returns:
+        [V] float32; the row as it was if the form allows no token of it.
+    """
+    bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), bitorder="little")
+    part = bits[first_token : first_token + len(logits)] == 0
+    barred = torch.from_numpy(part).to(logits.device)  # [V]
+    for row in (logits, before):
+        if bool((kept := row.masked_fill(barred, -torch.inf)).isfinite().any()):
+            return kept
+    return logits
+
+
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """What each row draws from: temperature, then `min_p`, `top_k` and `top_p`.
 

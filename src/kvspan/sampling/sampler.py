@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kvspan.errors import ModelError
 from kvspan.request import WHOLE_VOCABULARY, SamplingParams
-from kvspan.sampling.logits import adjusted, needs_adjusting, probabilities, token_logprobs
+from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
 
 DRAW_ROWS = 16
@@ -35,6 +35,7 @@ class SamplingRow:
         prompt_ids: [n] int32, tokens of the prompt.
         output_ids: [m] int32, tokens of the output so far.
         eos_token_ids: tokens that end a text.
+        allowed: a bit for each token of the vocabulary (`step.Row.allowed`); empty = all.
     """
 
     request_id: int
@@ -44,6 +45,7 @@ class SamplingRow:
     prompt_ids: NDArray[np.int32]
     output_ids: NDArray[np.int32]
     eos_token_ids: Sequence[int]
+    allowed: bytes = b""
 
 
 class Sampler:
@@ -128,9 +130,11 @@ def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """[R, V]: the logits with bias, penalties and `min_tokens`; the same tensor if no row has any."""
+    """[R, V]: logits with bias, penalties, `min_tokens` and forms; the same tensor if none has any."""
     changed = [
-        i for i, row in enumerate(rows) if needs_adjusting(row.params, num_output=len(row.output_ids))
+        i
+        for i, row in enumerate(rows)
+        if row.allowed or needs_adjusting(row.params, num_output=len(row.output_ids))
     ]
     if not changed:
         return logits
@@ -144,6 +148,8 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             output_ids=row.output_ids,
             eos_token_ids=row.eos_token_ids,
         )
+        if row.allowed:
+            result[i] = allowed_only(result[i], row.allowed, before=logits[i])
     _refuse_unusable(result, lambda i: f"request {rows[i].request_id} after min_tokens and logit_bias")
     return result
 

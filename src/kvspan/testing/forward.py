@@ -10,11 +10,13 @@ from torch import Tensor
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.model import parse_model_config
+from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.layout import CacheLayout
 from kvspan.loading.apply import apply
@@ -23,7 +25,7 @@ from kvspan.models.base import RankContext
 from kvspan.models.registry import build_model
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, pack_tokens
-from kvspan.testing.ranks import Call, CountingWorld, run_ranks
+from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
@@ -46,8 +48,9 @@ class ForwardCase:
         chunk: tokens of each sequence computed in a step.
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
-        workspace_tokens: cached latents that are expanded at once.
+        workspace_tokens: cached tokens that are gathered or expanded at once.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
+        prefill_strategy: what travels for cached context.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -61,6 +64,7 @@ class ForwardCase:
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
+    prefill_strategy: str = FEWEST_BYTES
 
     def __str__(self) -> str:
         t = self.topology
@@ -69,7 +73,7 @@ class ForwardCase:
         rows = f"P{t.pcp_size}-" if t.pcp_size > 1 else ""
         placement = f"{rows}T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
         experts = "-ep" if self.expert_parallel else ""
-        return f"{placement}-{self.exchange}-{query}{experts}{chunk}"
+        return f"{placement}-{self.exchange}-{query}{experts}{chunk}-{self.prefill_strategy}"
 
     @property
     def layout(self) -> CacheLayout:
@@ -86,10 +90,12 @@ class Forward:
     Args:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
         calls: for each rank its collectives, group by group, in order.
+        dcp_calls: those of its DCP group.
     """
 
     logits: list[Tensor]
     calls: list[list[Call]]
+    dcp_calls: list[list[Call]]
 
 
 def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase) -> Forward:
@@ -103,16 +109,21 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
     results = run_ranks(
         case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
     )
-    return Forward(results[0][0], [calls for _, calls in results])
+    logits, _ = results[0]
+    calls = [[call for group in groups for call in group.calls] for _, groups in results]
+    return Forward(logits, calls, [groups[1].calls for _, groups in results])
 
 
 def _rank(
     world: LocalWorld, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
-) -> tuple[list[Tensor], list[Call]]:
+) -> tuple[list[Tensor], list[CountingGroup]]:
+    """Logits of each sequence, and the groups: TP, DCP, and those of rows."""
     torch.set_num_threads(1)
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
-    row_groups = RowGroups.of(counting, case.topology)
+    tp = counting.group(case.topology.tp_groups())
+    dcp = counting.group(case.topology.dcp_groups())
+    row_groups = RowGroups.of(counting, case.topology, dcp)
     cpu = torch.device("cpu")
     dims = config.head_dims
     kv_dtype = case.kv_dtype or case.dtype
@@ -125,8 +136,8 @@ def _rank(
         RankContext(
             topology=case.topology,
             rank=world.rank,
-            tp=counting.group(case.topology.tp_groups()),
-            dcp=counting.group(case.topology.dcp_groups()),
+            tp=tp,
+            dcp=dcp,
             row_groups=row_groups,
             exchange=case.exchange,
             replicate_q=case.replicate_q,
@@ -150,21 +161,35 @@ def _rank(
         store.allocate(BLOCKS_PER_POOL)
     dcp_rank = case.topology.dcp_rank(world.rank)
     mirrors = Mirrors(lambda: RankTable(case.layout, dcp_rank=dcp_rank, blocks_per_pool=BLOCKS_PER_POOL))
+    rule = PrefillRule.of(
+        case.prefill_strategy,
+        config,
+        case.topology,
+        exchange=case.exchange,
+        replicate_q=case.replicate_q,
+        dtype_bytes=case.dtype.itemsize,
+    )
+    workspace = Workspace(
+        tokens=case.workspace_tokens,
+        dcp_rank=dcp_rank,
+        dcp_size=case.topology.dcp_size,
+        block_size=case.block_size,
+        device=cpu,
+    )
     parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
     with torch.inference_mode():
         for step in _steps(sequences, case):
             mirrors.learn(step)
             least = case.least_tokens_to_split
             shares = Shares.of(step.rows, case.topology, world.rank, least_tokens=least)
-            batch = build_batch(shares, mirrors, block_size=case.block_size, device=cpu)
+            batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
-            everything = np.ones(ends[-1], np.bool_)
-            hidden = restored(model.forward(batch), shares, step.rows, everything, row_groups.pcp)
+            places, everything = shares.places(step.rows), np.ones(ends[-1], np.bool_)
+            hidden = restored(model.forward(batch), places, everything, row_groups.pcp)
             logits = model.logits(hidden)
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
-    calls = [call for group in counting.groups for call in group.calls]
-    return [torch.cat(parts[i]) for i in range(len(sequences))], calls
+    return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups
 
 
 def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:

@@ -16,7 +16,7 @@ from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
 from kvspan.worker.batch import Mirrors, RequestMirror
-from kvspan.worker.share import Shares
+from kvspan.worker.watch import Recorder
 
 LOGIT_ROWS = 256
 """Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
@@ -31,6 +31,7 @@ class Outputs:
         eos_token_ids: tokens that end a text.
         is_speaker: whether this rank reports; the others only help to make logits.
         sees_logits: whether it helps: one PCP coordinate does, which the speaker is of.
+        recorder: notes the time that logits take.
     """
 
     def __init__(
@@ -41,8 +42,9 @@ class Outputs:
         eos_token_ids: Sequence[int],
         is_speaker: bool,
         sees_logits: bool,
+        recorder: Recorder,
     ) -> None:
-        self._model, self._sampler = model, sampler
+        self._model, self._sampler, self._recorder = model, sampler, recorder
         self._eos_token_ids = eos_token_ids
         self._is_speaker, self._sees_logits = is_speaker, sees_logits
 
@@ -76,7 +78,8 @@ class Outputs:
         sampled: dict[int, Sampled] = {}
         if sampling:
             ends = torch.from_numpy(starts[1:][sampling] - 1).to(hidden.device)
-            logits = self._model.logits(hidden[ends])
+            with self._recorder.span("linear"):
+                logits = self._model.logits(hidden[ends])
             if self._is_speaker:
                 asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
                 sampled = dict(zip(sampling, self._sampler.sample(logits, asked), strict=True))
@@ -114,26 +117,25 @@ class Outputs:
             prompt_ids=tokens[:prompt],
             output_ids=tokens[prompt:],
             eos_token_ids=self._eos_token_ids,
+            allowed=row.allowed,
         )
 
 
 def restored(
-    hidden: Tensor, shares: Shares, rows: Sequence[Row], wanted: NDArray[np.bool_], pcp: Group
+    hidden: Tensor, places: Sequence[NDArray[np.int64]], wanted: NDArray[np.bool_], pcp: Group
 ) -> Tensor:
     """Hidden states in the order of the step, on every PCP coordinate.
 
     Args:
         hidden: [n, hidden_size], of this coordinate's rows.
-        shares: how the rows were dealt out.
-        rows: those of the step.
+        places: for each coordinate, which rows of the step its rows are.
         wanted: [R], which are needed; the others are not sent.
         pcp: who has them.
 
     Returns:
         [R, hidden_size]; undefined where nothing is wanted.
     """
-    places = shares.places(rows)
-    mine = torch.from_numpy(np.flatnonzero(wanted[places[shares.own]])).to(hidden.device)
+    mine = torch.from_numpy(np.flatnonzero(wanted[places[pcp.rank]])).to(hidden.device)
     there = [place[wanted[place]] for place in places]
     (gathered,) = gather_rows(pcp, [len(each) for each in there], hidden[mine])
     whole = hidden.new_empty(len(wanted), hidden.shape[1])

@@ -37,6 +37,11 @@ class Part:
     num_tokens: int
 
     @property
+    def span(self) -> NDArray[np.int64]:
+        """[num_tokens]: positions of its tokens."""
+        return np.arange(self.start, self.start + self.num_tokens)
+
+    @property
     def num_pairs(self) -> int:
         """(query, key) pairs that causal attention computes for it."""
         return self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2

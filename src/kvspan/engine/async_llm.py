@@ -1,0 +1,236 @@
+"""The API for event loops: `AsyncLLM(model)`, whose engine runs in a process of its own.
+
+Tokens become text in this process and stop strings are found here, so that neither delays a step.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kvspan.clock import Clock, WallClock
+from kvspan.config.engine import EngineConfig
+from kvspan.config.resolved import Resolved
+from kvspan.engine.core import check_request, stream_seed
+from kvspan.engine.generation import Generation, Prompt, read_prompt
+from kvspan.engine.messages import Add, Chosen, Ready, Seen
+from kvspan.engine.meter import Meter
+from kvspan.engine.replica import Health, Replica
+from kvspan.engine.stream import RequestStream
+from kvspan.engine.text import NoText, OutputText
+from kvspan.errors import EngineDeadError, RequestError
+from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
+from kvspan.metrics import Registry
+from kvspan.request import RequestOutput, SamplingParams
+from kvspan.sampling.grammar import Grammars
+from kvspan.step import pack_tokens
+
+MAX_RESTARTS = 3
+"""How often lost ranks, or a lost engine, are started again within ten minutes, if nobody says."""
+
+
+class AsyncLLM:
+    """A model behind an event loop. `async with AsyncLLM(model) as llm: ...` starts and ends it.
+
+    Args:
+        model: a Hugging Face directory, a `.gguf` file, a built-in name or a hub id.
+        max_restarts: how often lost ranks, or a lost engine, are started again within ten minutes.
+        options: those of `kvspan serve --help`, with underscores.
+
+    Raises:
+        ConfigError: an option is unknown, or a value is not one that it takes.
+    """
+
+    def __init__(self, model: str, *, max_restarts: int = MAX_RESTARTS, **options: Any) -> None:
+        self._prepare(EngineConfig.from_mapping({"model": model, **options}), max_restarts)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS) -> Self:
+        """The same from options that have been read already.
+
+        Args:
+            config: options.
+            max_restarts: how often lost ranks, or a lost engine, are started again in ten minutes.
+        """
+        llm = cls.__new__(cls)
+        llm._prepare(config, max_restarts)
+        return llm
+
+    async def start(self, told: Callable[[Resolved], None] = lambda _: None) -> Ready:
+        """Starts the engine.
+
+        Args:
+            told: called with what will run, before it is started.
+
+        Returns:
+            What its ranks report, and what their caches hold.
+
+        Raises:
+            ModelError: the model cannot be found or read.
+            ConfigError: it cannot run as asked.
+        """
+        ready = await self._replica.start(lambda chosen: self._begin(chosen, told))
+        return ready
+
+    @property
+    def resolved(self) -> Resolved:
+        """What runs, and why."""
+        if self._replica.chosen is None:
+            raise EngineDeadError("The engine has not been started.")
+        return self._replica.chosen.resolved
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        return self._tokenizer
+
+    @property
+    def health(self) -> Health:
+        """Whether it works on requests, and what it is busy with."""
+        return self._replica.health
+
+    @property
+    def num_unfinished(self) -> int:
+        """Outputs that are being worked on, or wait."""
+        return self._replica.num_unfinished
+
+    def metrics(self) -> Registry:
+        """Everything that is measured, as of now."""
+        self._replica.measure()
+        return self.meter.registry
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            RequestError: it has none.
+        """
+        if self._tokenizer is None:
+            raise RequestError("This model has no tokenizer: it takes and gives token ids.")
+        return self._tokenizer
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        prompt_text: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> RequestStream:
+        """Queues a request.
+
+        Args:
+            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            params: how tokens are chosen.
+            prompt_text: the text of token ids, for the record.
+            priority: the lower value runs first, and is preempted last.
+            cache_salt: prefixes are shared only with requests of the same salt.
+
+        Returns:
+            Its pieces as they come. If it is left before its end it must be aborted.
+
+        Raises:
+            RequestError: it can never run; one sentence with the numbers.
+            EngineDeadError: there is no engine to run it.
+        """
+        text, ids = read_prompt(prompt, params, self._tokenizer)
+        check_request(self.resolved, ids, params)
+        if params.structured_outputs is not None and self._grammars is not None:
+            self._grammars.check(params.structured_outputs)
+        replica = self._replica
+        replica.refuse_if_gone()
+        number = next(self._request_numbers)
+        generation = Generation(
+            request_id=str(number), prompt=text or prompt_text, prompt_ids=tuple(ids), params=params
+        )
+        packed, orders = pack_tokens(ids), []
+        own = (self.resolved.seed, number)
+        for index in range(params.n):
+            seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
+            request_id = next(self._output_numbers)
+            orders.append(Add(request_id, packed, params, seed, cache_salt, priority))
+            generation.outputs[request_id] = OutputText(
+                index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
+            )
+        stream = RequestStream(
+            generation,
+            decoder=self._decoder,
+            abort=lambda: replica.abort(tuple(generation.outputs)),
+            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
+        )
+        replica.add(stream, orders)
+        return stream
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Completes a prompt.
+
+        Args:
+            prompt: text, token ids, or a mapping with `prompt` or `prompt_token_ids`.
+            sampling_params: how tokens are chosen.
+            priority: the lower value runs first, and is preempted last.
+            cache_salt: prefixes are shared only with requests of the same salt.
+
+        Yields:
+            The whole output so far, whenever something was added. Leaving early aborts the request.
+        """
+        params = sampling_params or SamplingParams()
+        stream = self.add(prompt, params, priority=priority, cache_salt=cache_salt)
+        try:
+            async for _ in stream:
+                yield stream.generation.result()
+        finally:
+            stream.abort()
+
+    async def look(self) -> Seen:
+        """What the engine looks like, between two steps.
+
+        Raises:
+            EngineDeadError: there is no engine to look at.
+        """
+        return await self._replica.look()
+
+    async def shutdown(self) -> None:
+        """Ends the engine and its ranks; a second call does nothing."""
+        await self._replica.shutdown()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    def _prepare(self, config: EngineConfig, max_restarts: int, clock: Clock | None = None) -> None:
+        self._clock = clock or WallClock()
+        self.meter = Meter(Registry(), self._clock)
+        self._replica = Replica(
+            _asked(config), max_restarts=max_restarts, clock=self._clock, meter=self.meter
+        )
+        self._tokenizer: Tokenizer | None = None
+        self._decoder: Tokenizer | NoText = NoText()
+        self._grammars: Grammars | None = None
+        self._request_numbers = itertools.count()
+        self._output_numbers = itertools.count()
+
+    def _begin(self, chosen: Chosen, told: Callable[[Resolved], None]) -> None:
+        self._tokenizer = find_tokenizer(Path(chosen.tokenizer_path))
+        self._decoder = self._tokenizer or NoText()
+        as_json = self._tokenizer.to_json if self._tokenizer else None
+        self._grammars = Grammars.of_model(chosen.resolved.model_config, as_json)
+        told(chosen.resolved)
+
+
+def _asked(config: EngineConfig) -> Mapping[str, Any]:
+    return {each.name: getattr(config, each.name) for each in fields(config)}

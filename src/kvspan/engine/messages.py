@@ -1,0 +1,175 @@
+"""What a server's process and an engine's process say to each other.
+
+Both ends write frames as driver and ranks do (`worker.messages`): a length and a message in msgpack.
+What a step gave leaves as one message. Knows no sockets and starts no process.
+"""
+
+from typing import Any, TypeAlias
+
+import msgspec
+
+from kvspan.config.resolved import Resolved
+from kvspan.cost.memory import CachePlan
+from kvspan.engine.core import EngineLoad, EngineStats, Event
+from kvspan.engine.snapshot import Snapshot
+from kvspan.request import SamplingParams
+from kvspan.step import RankReport
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order, the first: start the ranks. `Chosen` is told, and then `Ready` or `Died`.
+
+    Args:
+        options: of `EngineConfig`, those that were asked.
+        max_restarts: how often ranks that were lost are started again, within ten minutes.
+    """
+
+    options: dict[str, Any]
+    max_restarts: int
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: queue a request for one output; it has been checked.
+
+    Args:
+        request_id: higher than any before.
+        tokens: the prompt's (`step.pack_tokens`).
+        params: how tokens are chosen.
+        seed: of its random stream.
+        cache_salt: prefixes are shared only with requests of the same salt.
+        priority: the lower value runs first.
+    """
+
+    request_id: int
+    tokens: bytes
+    params: SamplingParams
+    seed: int
+    cache_salt: str
+    priority: int
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: end requests; those that have ended by themselves are passed over."""
+
+    request_ids: tuple[int, ...]
+
+
+class Look(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: say what the engine looks like. The report is `Seen`; nobody looks, nothing is told."""
+
+
+class End(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: end the ranks and the process."""
+
+
+Order: TypeAlias = Begin | Add | Abort | Look | End
+
+
+class Chosen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: what will run, before the ranks are started.
+
+    Args:
+        resolved: all choices.
+        tokenizer_path: where the model's tokenizer would be, if it has one.
+    """
+
+    resolved: Resolved
+    tokenizer_path: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: requests can be served.
+
+    Args:
+        reports: of the ranks.
+        plan: of their caches.
+    """
+
+    reports: tuple[RankReport, ...]
+    plan: CachePlan
+
+
+class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: what a step gave.
+
+    Args:
+        events: one for each of its rows.
+        stats: counters after it.
+        load: what is there after it.
+        step_s: seconds that it took.
+    """
+
+    events: tuple[Event, ...]
+    stats: EngineStats
+    load: EngineLoad
+    step_s: float
+
+
+class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: what the engine looks like.
+
+    Args:
+        snapshot: between two steps.
+        stats: counters at that moment.
+    """
+
+    snapshot: Snapshot
+    stats: EngineStats
+
+
+class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: all requests were aborted, so that no step follows.
+
+    Args:
+        load: what is there.
+    """
+
+    load: EngineLoad
+
+
+class Recovering(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: ranks were lost and are started again; requests wait. `Recovered` or `Died` follows.
+
+    Args:
+        why: a sentence.
+    """
+
+    why: str
+
+
+class Recovered(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: the requests go on."""
+
+
+class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report, the last: the engine ends.
+
+    Args:
+        kind: name of a class of `kvspan.errors` that is raised from a sentence alone.
+        sentence: why.
+    """
+
+    kind: str
+    sentence: str
+
+
+Report: TypeAlias = Chosen | Ready | Stepped | Idle | Seen | Recovering | Recovered | Died
+
+_encoder = msgspec.msgpack.Encoder()
+_order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def encode(message: Order | Report) -> bytes:
+    """The body of a message's frame."""
+    return _encoder.encode(message)
+
+
+def decode_order(body: bytes) -> Order:
+    """The order in a frame from the server."""
+    return _order_decoder.decode(body)
+
+
+def decode_report(body: bytes) -> Report:
+    """The report in a frame from the engine."""
+    return _report_decoder.decode(body)

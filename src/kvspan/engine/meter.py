@@ -1,0 +1,170 @@
+"""What is measured of requests and steps where they are waited for: names as vLLM's users know them.
+
+Times are those of whoever asks: from the moment a request is queued to the moment its token is here.
+"""
+
+from dataclasses import dataclass
+
+from kvspan.clock import Clock
+from kvspan.config.resolved import Resolved
+from kvspan.engine.core import EngineLoad, Event
+from kvspan.engine.messages import Stepped
+from kvspan.metrics import Registry
+from kvspan.request import FinishReason
+
+_LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+_SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
+_TOKENS = tuple(2**i for i in range(21))
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened to one output, by the clock of its meter.
+
+    Args:
+        arrived_s: it was queued.
+        num_prompt_tokens: of its prompt.
+        first_s: its first token came; None = it has not come.
+        last_s: its latest token came.
+        began: whether any of it has been computed.
+    """
+
+    arrived_s: float
+    num_prompt_tokens: int
+    first_s: float | None = None
+    last_s: float = 0.0
+    began: bool = False
+
+
+class Meter:
+    """Keeps the metrics of requests and of engines.
+
+    Args:
+        registry: where they are read.
+        clock: for durations.
+    """
+
+    def __init__(self, registry: Registry, clock: Clock) -> None:
+        self.registry, self._clock = registry, clock
+        count, gauge, spread = registry.counter, registry.gauge, registry.histogram
+        self._ttft = spread(
+            "kvspan_time_to_first_token_seconds", "From queueing to the first token.", _LONG_S
+        )
+        self._gap = spread(
+            "kvspan_inter_token_latency_seconds", "Between a token and the next.", _SHORT_S
+        )
+        self._tpot = spread(
+            "kvspan_request_time_per_output_token_seconds",
+            "Mean time of a request's tokens after the first.",
+            _SHORT_S,
+        )
+        self._e2e = spread(
+            "kvspan_e2e_request_latency_seconds", "From queueing to the last token.", _LONG_S
+        )
+        self._queue = spread(
+            "kvspan_request_queue_time_seconds", "From queueing to the first step.", _LONG_S
+        )
+        self._prompt_size = spread("kvspan_request_prompt_tokens", "Length of prompts.", _TOKENS)
+        self._output_size = spread("kvspan_request_generation_tokens", "Length of outputs.", _TOKENS)
+        self._step = spread("kvspan_step_seconds", "Time of a step.", _SHORT_S)
+        self._step_rows = spread("kvspan_step_rows", "Requests that a step works on.", _TOKENS)
+        self._finished = count(
+            "kvspan_request_success_total", "Outputs that have ended, by reason.", "finished_reason"
+        )
+        self.refused = count(
+            "kvspan_requests_refused_total", "Requests that were refused, by HTTP status.", "status"
+        )
+        self._prompt = count("kvspan_prompt_tokens_total", "Tokens of prompts.", "replica")
+        self._output = count("kvspan_generation_tokens_total", "Tokens of outputs.", "replica")
+        self._queries = count(
+            "kvspan_prefix_cache_queries_total", "Tokens of prompts that were looked up.", "replica"
+        )
+        self._hits = count(
+            "kvspan_prefix_cache_hits_total", "Tokens of prompts found in the cache.", "replica"
+        )
+        self._preemptions = count(
+            "kvspan_num_preemptions_total", "Requests that gave their blocks back.", "replica"
+        )
+        self._restarts = count(
+            "kvspan_engine_restarts_total", "Times that ranks or an engine were restarted.", "replica"
+        )
+        self._running = gauge("kvspan_num_requests_running", "Requests that hold blocks.", "replica")
+        self._waiting = gauge("kvspan_num_requests_waiting", "Requests that wait.", "replica")
+        self._ready = gauge("kvspan_engine_ready", "1 while requests are worked on.", "replica")
+        self._usage = gauge(
+            "kvspan_kv_cache_usage_ratio", "Share of a rank's blocks in use.", "replica", "rank"
+        )
+        self._used = gauge(
+            "kvspan_kv_used_tokens", "Tokens of the blocks in use of a rank.", "replica", "rank"
+        )
+
+    def arrived(self, num_prompt_tokens: int) -> Timing:
+        """An output has been queued."""
+        return Timing(self._clock.now_s(), num_prompt_tokens)
+
+    def now_s(self) -> float:
+        """The time, for all events of a step."""
+        return self._clock.now_s()
+
+    def took(self, timing: Timing, event: Event, step_s: float, now_s: float) -> None:
+        """A step has given an output something."""
+        if not timing.began:
+            timing.began = True
+            self._queue.observe(max(now_s - step_s - timing.arrived_s, 0.0))
+        if event.token_id is None:
+            return
+        if timing.first_s is None:
+            timing.first_s = now_s
+            self._ttft.observe(now_s - timing.arrived_s)
+        else:
+            self._gap.observe(now_s - timing.last_s)
+        timing.last_s = now_s
+
+    def ended(self, timing: Timing, reason: FinishReason, num_tokens: int) -> None:
+        """An output has ended."""
+        self._finished.add(1, str(reason))
+        self._prompt_size.observe(timing.num_prompt_tokens)
+        self._output_size.observe(num_tokens)
+        if timing.first_s is None:
+            return
+        self._e2e.observe(timing.last_s - timing.arrived_s)
+        if num_tokens > 1:
+            self._tpot.observe((timing.last_s - timing.first_s) / (num_tokens - 1))
+
+    def stepped(self, replica: str, step: Stepped) -> None:
+        """An engine has made a step.
+
+        Args:
+            replica: its name.
+            step: what it gave.
+        """
+        self._step.observe(step.step_s)
+        self._step_rows.observe(len(step.events))
+        stats = step.stats
+        self._prompt.set(stats.prompt_tokens, replica)
+        self._queries.set(stats.prompt_tokens, replica)
+        self._hits.set(stats.cached_tokens, replica)
+        self._output.set(stats.output_tokens, replica)
+        self._preemptions.set(stats.preemptions, replica)
+
+    def loaded(self, replica: str, load: EngineLoad, resolved: Resolved, blocks_per_rank: int) -> None:
+        """What an engine is busy with.
+
+        Args:
+            replica: its name.
+            load: the same in numbers.
+            resolved: what runs.
+            blocks_per_rank: of each rank's pool.
+        """
+        self._running.set(load.num_running, replica)
+        # One pool for a whole group means that each of its ranks has the same blocks in use.
+        used = load.used_blocks * (resolved.dcp_size // max(len(load.used_blocks), 1))
+        for rank, num_blocks in enumerate(used):
+            self._usage.set(num_blocks / blocks_per_rank, replica, str(rank))
+            self._used.set(num_blocks * resolved.block_size, replica, str(rank))
+
+    def lives(self, replica: str, *, ready: bool, restarts: int, num_waiting: int) -> None:
+        """Whether an engine works, how often it was started again, and who waits for it."""
+        self._ready.set(int(ready), replica)
+        self._restarts.set(restarts, replica)
+        self._waiting.set(num_waiting, replica)

@@ -1,0 +1,248 @@
+"""The engine's process: obeys between steps, steps while there is work, tells what each step gave.
+
+It holds the tokens of every request, so that lost ranks cost time and nothing else: they are started
+again, and every request goes on from its tokens.
+
+    server --- Add, Abort ---> [orders that have come | a step] --- Stepped ---> server
+
+It ends when the server does: by its order, or because a closed descriptor says that it has gone. Knows
+no text, no HTTP and no event loop.
+"""
+
+import selectors
+import signal
+import socket
+import sys
+from collections import deque
+
+from kvspan.clock import Clock, WallClock
+from kvspan.config.engine import EngineConfig
+from kvspan.engine.build import make_executor, resolve_engine, tokenizer_place
+from kvspan.engine.core import EngineCore
+from kvspan.engine.messages import (
+    Abort,
+    Add,
+    Begin,
+    Chosen,
+    Died,
+    End,
+    Idle,
+    Look,
+    Order,
+    Ready,
+    Recovered,
+    Recovering,
+    Report,
+    Seen,
+    Stepped,
+    decode_order,
+    encode,
+)
+from kvspan.engine.restarts import Restarts
+from kvspan.errors import EngineDeadError, KvspanError
+from kvspan.executor.crew import Inbox
+from kvspan.executor.zygote import tie_to_parent
+from kvspan.sampling.grammar import Grammars
+from kvspan.step import unpack_tokens
+from kvspan.worker.loop import TOLD_ERRORS
+from kvspan.worker.messages import LENGTH
+
+_READ_BYTES = 1 << 18
+_BUFFER_BYTES = 1 << 21  # a server that pauses for a moment must not hold a step up
+
+
+def main() -> None:
+    """Serves the server that started this process, until it goes or says so."""
+    sock_fd, lifeline_fd = map(int, sys.argv[1:3])
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server's business
+        signal.signal(ignored, signal.SIG_IGN)
+    tie_to_parent(lifeline_fd)
+    link = Link(socket.socket(fileno=sock_fd))
+    try:
+        (begin,) = link.orders(wait=True)
+        assert isinstance(begin, Begin), "the first order is to begin"
+        _serve(link, begin)
+    except KvspanError as error:
+        kinds = (base.__name__ for base in type(error).__mro__ if base.__name__ in TOLD_ERRORS)
+        link.tell(Died(next(kinds, EngineDeadError.__name__), str(error)))
+        link.flush()
+    except ServerGoneError:
+        pass
+
+
+def _serve(link: "Link", begin: Begin) -> None:
+    asked = EngineConfig.from_mapping(begin.options)
+    resolved, tokenizer = resolve_engine(asked)
+    link.tell(Chosen(resolved, str(tokenizer_place(asked))))
+    grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
+    core = EngineCore(resolved, make_executor(resolved), grammars)
+    link.tell(Ready(core.reports, core.plan))
+    try:
+        Service(core, link, max_restarts=begin.max_restarts).run()
+    finally:
+        core.shutdown()
+
+
+class ServerGoneError(Exception):
+    """The server has hung up."""
+
+
+class Link:
+    """The engine's end of its connection to the server. Reading and writing never hold a step up.
+
+    Args:
+        sock: a connected stream socket.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        self._sock = sock
+        self._inbox = Inbox()
+        self._outbox: deque[memoryview] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+
+    def orders(self, *, wait: bool) -> list[Order]:
+        """The orders that have come.
+
+        Args:
+            wait: until there is one at least.
+
+        Raises:
+            ServerGoneError: nobody is left to serve.
+        """
+        found: list[Order] = []
+        while not found:
+            self._send()
+            if wait:
+                events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+                self._selector.modify(self._sock, events)
+                self._selector.select()
+            found += map(decode_order, self._inbox.feed(self._read()))
+            if not wait:
+                break
+        return found
+
+    def tell(self, report: Report) -> None:
+        """Sends a report, or keeps what the socket does not take for later.
+
+        Raises:
+            ServerGoneError: nobody is left to tell.
+        """
+        body = encode(report)
+        self._outbox.append(memoryview(LENGTH.pack(len(body)) + body))
+        self._send()
+
+    def flush(self) -> None:
+        """Waits until everything is sent."""
+        self._sock.setblocking(True)
+        self._send()
+
+    def _read(self) -> bytes:
+        """All bytes that are there."""
+        chunks = []
+        try:
+            while data := self._sock.recv(_READ_BYTES):
+                chunks.append(data)
+        except BlockingIOError:
+            return b"".join(chunks)
+        except OSError as error:
+            raise ServerGoneError from error
+        raise ServerGoneError
+
+    def _send(self) -> None:
+        try:
+            while self._outbox:
+                sent = self._sock.send(self._outbox[0])
+                self._outbox[0] = self._outbox[0][sent:]
+                if not self._outbox[0]:
+                    self._outbox.popleft()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ServerGoneError from error
+
+
+class Service:
+    """The loop of an engine's process.
+
+    Args:
+        core: its ranks have been started.
+        link: to the server.
+        max_restarts: how often lost ranks are started again, within ten minutes.
+        clock: for the length of steps, and for that window.
+    """
+
+    def __init__(
+        self, core: EngineCore, link: Link, *, max_restarts: int, clock: Clock | None = None
+    ) -> None:
+        self._core, self._link = core, link
+        self._clock = clock or WallClock()
+        self._restarts = Restarts(max_restarts, self._clock)
+
+    def run(self) -> None:
+        """Serves until the server says `End` or hangs up.
+
+        Raises:
+            EngineDeadError: ranks were lost, and restarts have run out.
+            ServerGoneError: the server has hung up.
+        """
+        while True:
+            had_work = self._core.has_work
+            for order in self._link.orders(wait=not had_work):
+                if isinstance(order, End):
+                    return
+                self._obey(order)
+            if self._core.has_work:
+                self._step()
+            elif had_work:
+                self._link.tell(Idle(self._core.load))
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Add():
+                self._core.add(
+                    unpack_tokens(order.tokens).tolist(),
+                    order.params,
+                    seed=order.seed,
+                    cache_salt=order.cache_salt,
+                    priority=order.priority,
+                    request_id=order.request_id,
+                )
+            case Look():
+                self._link.tell(Seen(self._core.look(), self._core.stats))
+            case Abort():
+                for request_id in order.request_ids:
+                    self._core.end(request_id)
+
+    def _step(self) -> None:
+        core, started_s = self._core, self._clock.now_s()
+        try:
+            events = core.step()
+        except EngineDeadError as loss:
+            self._recover(loss)
+            return
+        step_s = self._clock.now_s() - started_s
+        self._link.tell(Stepped(tuple(events), core.stats, core.load, step_s))
+
+    def _recover(self, loss: EngineDeadError) -> None:
+        """Starts the ranks again, if need be several times.
+
+        Raises:
+            EngineDeadError: it has been tried often enough.
+        """
+        while self._restarts.take():
+            self._link.tell(Recovering(str(loss)))
+            try:
+                self._core.revive(make_executor(self._core.resolved))
+            except EngineDeadError as again:
+                loss = again
+            else:
+                self._link.tell(Recovered())
+                return
+        raise loss
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""What a request's user waits for: the pieces of its outputs as steps make them.
+
+Knows requests and an event loop. Knows no process and no HTTP.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+from kvspan.engine.core import Event
+from kvspan.engine.generation import Generation, Piece
+from kvspan.engine.meter import Timing
+from kvspan.errors import KvspanError
+from kvspan.request import FinishReason
+from kvspan.sampling.detokenize import Decoder
+
+
+class RequestStream:
+    """A request under way: iterate over it for what each step added to its outputs.
+
+    What several steps added while nobody looked comes in one list. A stream that is left before its end
+    must be aborted.
+
+    Args:
+        generation: the request.
+        decoder: of the model's tokenizer.
+        abort: ends the request in the engine.
+        timings: of its outputs, by the engine's number.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        decoder: Decoder,
+        abort: Callable[[], None],
+        timings: Mapping[int, Timing],
+    ) -> None:
+        self.generation = generation
+        self.timings = timings
+        self._decoder, self._abort = decoder, abort
+        self._pieces: list[Piece] = []
+        self._error: KvspanError | None = None
+        self._bell = asyncio.Event()
+
+    def take(self, event: Event) -> FinishReason | None:
+        """Takes in what a step gave one output; why that has ended it, if it has."""
+        self._pieces.append(self.generation.take(event, self._decoder))
+        return self.generation.outputs[event.request_id].finish_reason
+
+    def fail(self, error: KvspanError) -> None:
+        """Ends it: whoever waits for it gets the pieces that are there, and then the error."""
+        self._error = error
+        self.wake()
+
+    def wake(self) -> None:
+        """Lets whoever waits for it look."""
+        self._bell.set()
+
+    def abort(self) -> None:
+        """Ends the request at any moment; its blocks are free before the next step."""
+        self.generation.abort()
+        self._abort()
+        self.wake()
+
+    def listen(self, bell: asyncio.Event) -> None:
+        """Rings this bell from here on."""
+        self._bell = bell
+
+    def pieces(self) -> list[Piece]:
+        """What has come since the last call.
+
+        Raises:
+            KvspanError: nothing more will come, and why.
+        """
+        pieces, self._pieces = self._pieces, []
+        if not pieces and self._error is not None:
+            raise self._error
+        return pieces
+
+    async def __aiter__(self) -> AsyncIterator[list[Piece]]:
+        async for found in together([self]):
+            yield [piece for _, piece in found]
+
+
+async def together(streams: Sequence[RequestStream]) -> AsyncIterator[list[tuple[int, Piece]]]:
+    """Iterates over several requests at once: what one step added to all of them is one list.
+
+    Args:
+        streams: nobody else listens to them.
+
+    Yields:
+        Pieces, each with the place of its stream.
+
+    Raises:
+        KvspanError: one of them has failed.
+    """
+    bell = asyncio.Event()
+    for stream in streams:
+        stream.listen(bell)
+    while True:
+        bell.clear()  # before looking, or what comes in between would ring for nobody
+        if found := [(i, piece) for i, stream in enumerate(streams) for piece in stream.pieces()]:
+            yield found
+        elif all(stream.generation.finished for stream in streams):
+            return
+        else:
+            await bell.wait()

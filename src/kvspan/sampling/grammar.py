@@ -1,0 +1,197 @@
+"""Grammars: which tokens may come next in an output that is held to a form.
+
+A grammar's state advances where requests are decided on, one accepted token at a time; a worker gets a
+bit for each token of the vocabulary. Knows tokens and forms. Knows no tensors, ranks or scheduler, and
+its library (llguidance) needs no torch.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvspan.config.model import ModelConfig
+from kvspan.errors import RequestError
+from kvspan.structured import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_KEPT = 64
+"""Forms kept ready for the next request of the same: agents send one schema with every call."""
+
+WHITESPACE = r"[ \t\r\n]{1,40}"
+"""Between the parts of JSON: a line break and twenty levels of indentation, but not space for ever."""
+
+
+class Grammar:
+    """The state of one output.
+
+    Args:
+        matcher: of the library, at its beginning.
+        vocab_size: tokens that have a logit.
+    """
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
+        self._matcher = matcher
+        self._num_bytes = -(-vocab_size // 8)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the output is whole: nothing can follow."""
+        return self._matcher.is_stopped()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the form can no longer be held to; None = it can."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    def mask(self) -> bytes:
+        """Which tokens may come next.
+
+        Returns:
+            A bit for each token of the vocabulary, the lowest bit of a byte first.
+        """
+        return self._matcher.compute_bitmask()[: self._num_bytes].ljust(self._num_bytes, b"\0")
+
+    def accept(self, token_id: int) -> None:
+        """Goes on by a token; after one that may not come, `failure` says so."""
+        self._matcher.consume_token(token_id)
+
+
+class Grammars:
+    """Makes grammars for a model's tokens.
+
+    Args:
+        tokenizer_json: gives the model's tokenizer as `tokenizers` writes it, when the first form
+            comes; None = it has none.
+        vocab_size: tokens that have a logit.
+        eos_token_ids: tokens that end a text.
+    """
+
+    def __init__(
+        self, tokenizer_json: Callable[[], str] | None, *, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._tokenizer_json = tokenizer_json
+        self._vocab_size, self._eos_token_ids = vocab_size, list(eos_token_ids)
+        self._tokens: LLTokenizer | None = None
+        self._ready: dict[StructuredOutputsParams, LLMatcher] = {}
+
+    @classmethod
+    def of_model(cls, config: ModelConfig, tokenizer_json: Callable[[], str] | None) -> "Grammars":
+        """The same with the sizes of a model's config."""
+        return cls(tokenizer_json, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+    def start(self, asked: StructuredOutputsParams) -> Grammar:
+        """A grammar at its beginning.
+
+        Args:
+            asked: the form.
+
+        Raises:
+            RequestError: it is none, or one that the library cannot hold to; says why.
+        """
+        return Grammar(self._matcher(asked).deep_copy(), self._vocab_size)
+
+    def check(self, asked: StructuredOutputsParams) -> None:
+        """Refuses a form that `start` would refuse."""
+        self._matcher(asked)
+
+    def _matcher(self, asked: StructuredOutputsParams) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        if asked not in self._ready:
+            limits = LLParserLimits(verbose_errors=False)
+            matcher = LLMatcher(self._vocabulary(), compiled(asked), log_level=0, limits=limits)
+            if matcher.is_error():
+                raise RequestError(
+                    f"The {asked.kind} of structured_outputs cannot be used: "
+                    f"{_sentence(matcher.get_error())}"
+                )
+            while len(self._ready) >= MAX_KEPT:
+                del self._ready[next(iter(self._ready))]
+            self._ready[asked] = matcher
+        return self._ready[asked]
+
+    def _vocabulary(self) -> "LLTokenizer":
+        """The library's view of the tokens: a few tenths of a second, when the first form comes."""
+        from llguidance import LLTokenizer
+
+        if self._tokenizer_json is None:
+            raise RequestError("Structured output needs a tokenizer, and this model has none.")
+        if self._tokens is None:
+            try:
+                self._tokens = LLTokenizer(
+                    self._tokenizer_json(),
+                    n_vocab=self._vocab_size,
+                    eos_token=self._eos_token_ids or None,
+                )
+            except ValueError as error:
+                raise RequestError(
+                    f"There is no structured output with this tokenizer: {error}."
+                ) from error
+        return self._tokens
+
+
+def compiled(asked: StructuredOutputsParams) -> str:
+    """A form in the library's own format.
+
+    Args:
+        asked: the form.
+
+    Raises:
+        RequestError: a grammar's syntax is neither Lark's nor GBNF's.
+    """
+    form = _form(asked)
+    if asked.after is None:
+        return json.dumps({"grammars": [form]})
+    closing = json.dumps(asked.after, ensure_ascii=False)
+    thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: thought /\\n*/ @form"
+    if asked.opening is not None:
+        opening = json.dumps(asked.opening, ensure_ascii=False)
+        thinking = f"thought[suffix={closing}]: /(?s:.*)/\nstart: @form | {opening} thought /\\n*/ @form"
+    return json.dumps({"grammars": [{"lark_grammar": thinking}, {"name": "form", **form}]})
+
+
+def _form(asked: StructuredOutputsParams) -> dict[str, Any]:
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    match asked.kind:
+        case "json":
+            return {"json_schema": _with_layout(json.loads(asked.source), asked)}
+        case "json_object":
+            return {"json_schema": _with_layout({"type": "object"}, asked)}
+        case "regex":
+            return {"lark_grammar": f"start: {_as_lark_regex(asked.source)}"}
+        case "choice":
+            choices = (json.dumps(each, ensure_ascii=False) for each in json.loads(asked.source))
+            return {"lark_grammar": f"start: {' | '.join(choices)}"}
+    try:
+        return {"lark_grammar": any_to_lark(asked.source)}
+    except Exception as error:  # the library raises no narrower one
+        raise RequestError(f"The grammar of structured_outputs is none: {error}.") from error
+
+
+def _with_layout(schema: Any, asked: StructuredOutputsParams) -> dict[str, Any]:
+    """A schema that says how much space may be between its parts, unless it does so itself."""
+    if asked.disable_any_whitespace:
+        layout: dict[str, Any] = {"whitespace_flexible": False}
+    else:
+        layout = {"whitespace_pattern": asked.whitespace_pattern or WHITESPACE}
+    if isinstance(schema, bool):
+        return {"x-guidance": layout} if schema else {"not": {}, "x-guidance": layout}
+    return {"x-guidance": layout, **schema}
+
+
+def _as_lark_regex(regex: str) -> str:
+    """An expression as Lark writes it; it holds for the whole text anyway, so anchors say nothing."""
+    from llguidance import regex_to_lark
+
+    inner = regex.removeprefix("^")
+    if inner.endswith("$") and not inner.endswith("\\$"):
+        inner = inner[:-1]
+    return f"/{regex_to_lark(inner, 'd')}/"  # \d is 0-9, as nobody expects more
+
+
+def _sentence(error: str) -> str:
+    """The library's complaint as one line that ends with a full stop."""
+    return " ".join(error.split()).rstrip(".") + "."

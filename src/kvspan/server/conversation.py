@@ -1,0 +1,113 @@
+"""A chat request made ready: its prompt, how its tokens are chosen, and what will take its answer apart.
+
+Every route that speaks of messages comes down to this. Knows the model's styles. Knows no replies.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from uuid import uuid4
+
+import msgspec
+
+from kvspan.loading.tokenizer import Tokenizer
+from kvspan.request import SamplingParams
+from kvspan.server.answers import AnswerReader
+from kvspan.server.parsing import AnswerParser
+from kvspan.server.prompts import encode, render
+from kvspan.server.protocol import ChatRequest
+from kvspan.server.reasoning.split import Beginning, ReasoningSplitter, ReasoningStyle
+from kvspan.server.sampling import chat_params
+from kvspan.server.served import Served
+from kvspan.server.styles import Styles
+from kvspan.server.tools.choice import ToolChoice, read_choice
+from kvspan.structured import StructuredOutputsParams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A chat request, ready for the engine.
+
+    Args:
+        prompt_ids: tokens of the conversation.
+        params: how tokens are chosen.
+        parser: makes what takes one output apart.
+    """
+
+    prompt_ids: list[int]
+    params: SamplingParams
+    parser: Callable[[], AnswerParser]
+
+
+async def prepare(here: Served, body: ChatRequest) -> Conversation:
+    """Makes a chat request ready.
+
+    Args:
+        here: what is served.
+        body: of the request.
+
+    Raises:
+        RequestError: a message, a tool, a form or a parameter is refused; says why.
+    """
+    tokenizer, styles = here.chat_tokenizer, here.styles
+    choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
+    if not (choice.forced or here.config.enable_auto_tool_choice):
+        choice = replace(choice, callable=False)
+    text = render(
+        tokenizer,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        tools=body.tools,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    begins = Beginning.CONTENT if styles.reasoning is None else styles.reasoning.beginning(text)
+    params = _with_form(chat_params(body, here.default_sampling), choice, styles, begins)
+    if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
+        params = msgspec.structs.replace(params, skip_special_tokens=False)
+
+    def parser() -> AnswerParser:
+        splitter = _splitter(styles.reasoning, begins)
+        calls = styles.tools.parser(choice.tools, new_id=_call_id) if choice.callable else None
+        return AnswerReader(
+            reasoning=splitter,
+            tools=calls,
+            whole=not body.stream,
+            tell_reasoning=body.include_reasoning,
+        )
+
+    return Conversation(prompt_ids=await encode(tokenizer, text), params=params, parser=parser)
+
+
+def _with_form(
+    params: SamplingParams, choice: ToolChoice, styles: Styles, begins: Beginning
+) -> SamplingParams:
+    """The parameters with the form that the answer is held to, after the thought if there is one."""
+    form = params.structured_outputs
+    if choice.forced:
+        form = StructuredOutputsParams(grammar=styles.tools.lark(choice.forced, several=choice.several))
+    if form is None:
+        return params
+    if styles.reasoning is not None and begins is not Beginning.CONTENT:
+        opening = styles.reasoning.opening if begins is Beginning.OPEN else None
+        form = msgspec.structs.replace(form, after=styles.reasoning.closing, opening=opening)
+    return msgspec.structs.replace(params, structured_outputs=form)
+
+
+def _splitter(style: ReasoningStyle | None, begins: Beginning) -> ReasoningSplitter | None:
+    if style is None or begins is Beginning.CONTENT:
+        return None
+    return ReasoningSplitter(style, inside=begins is Beginning.INSIDE)
+
+
+def _marks_are_special(styles: Styles, choice: ToolChoice, tokenizer: Tokenizer) -> bool:
+    """Whether decoding would leave out the marks that parsers look for."""
+    marks = [*(styles.tools.signs if choice.callable else ())]
+    if styles.reasoning is not None:
+        marks += [styles.reasoning.opening, styles.reasoning.closing]
+    ids = [tokenizer.token_to_id(mark) for mark in marks]
+    return any(i is not None and not tokenizer.decode([i], skip_special_tokens=True) for i in ids)
+
+
+def _call_id() -> str:
+    return f"call_{uuid4().hex[:24]}"

@@ -1,0 +1,69 @@
+"""The form that a request wants its output to have, by whichever of the names that the field knows.
+
+    response_format         json_object, json_schema; regex and grammar, which are ours
+    structured_outputs      vLLM's
+    guided_json, ..         vLLM's older ones
+
+Knows names. Knows no grammar library and no tokens.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvspan.errors import RequestError
+from kvspan.structured import StructuredOutputsParams
+
+GUIDED = ("json", "regex", "choice", "grammar")
+"""Names of vLLM's older fields, without `guided_`."""
+
+
+def read_form(
+    *,
+    response_format: Mapping[str, Any] | None,
+    structured_outputs: Mapping[str, Any] | None,
+    guided: Mapping[str, Any],
+) -> StructuredOutputsParams | None:
+    """The form, None for free text.
+
+    Args:
+        response_format: OpenAI's field.
+        structured_outputs: vLLM's.
+        guided: vLLM's older fields, by name without `guided_`; those that are None are not asked for.
+
+    Raises:
+        RequestError: two of them are asked for, or one is no form.
+    """
+    older = {name: value for name, value in guided.items() if value is not None}
+    formats = {} if response_format is None else _of_format(response_format)
+    asked = [each for each in (formats, structured_outputs or {}, older) if each]
+    if len(asked) > 1:
+        raise RequestError(
+            "response_format, structured_outputs and guided_... say the same thing: give one of them."
+        )
+    return StructuredOutputsParams.from_mapping(asked[0]) if asked else None
+
+
+def _of_format(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What `response_format` asks for, by the names of `StructuredOutputsParams`."""
+    kind = asked.get("type")
+    match kind:
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_object": True}
+        case "json_schema":
+            return {"json": _schema(asked.get("json_schema"))}
+        case "regex" | "grammar":
+            return {kind: asked.get(kind)}
+    raise RequestError(
+        f"response_format.type must be text, json_object, json_schema, regex or grammar, got {kind!r}."
+    )
+
+
+def _schema(described: Any) -> Any:
+    if not isinstance(described, Mapping):
+        raise RequestError("response_format.json_schema must be an object with a schema.")
+    schema = described.get("schema")
+    if not isinstance(schema, dict | bool):
+        raise RequestError("response_format.json_schema.schema must be a JSON schema.")
+    return schema

@@ -1,0 +1,129 @@
+"""From conversations and texts to token ids, off the event loop when they are long."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvspan.errors import RequestError
+from kvspan.loading.tokenizer import Tokenizer
+
+_LONG_CHARACTERS = 20_000  # takes some milliseconds, in which every stream would stand still
+
+
+async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Cuts text into tokens.
+
+    Args:
+        tokenizer: of the model.
+        text: any.
+        add_special_tokens: begin with BOS if the model wants it.
+
+    Raises:
+        RequestError: the text is no Unicode.
+    """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError("The text is no Unicode text: it has half of a surrogate pair.")
+
+    def work() -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    return await asyncio.to_thread(work) if len(text) > _LONG_CHARACTERS else work()
+
+
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool,
+    continue_final_message: bool = False,
+    chat_template: str | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str:
+    """Writes a conversation as the model was taught to read it.
+
+    Args:
+        tokenizer: of the model.
+        messages: as clients send them.
+        add_generation_prompt: open the assistant's turn.
+        continue_final_message: leave the last message open, to be gone on with.
+        chat_template: a Jinja source instead of the model's own.
+        tools: that the model may call.
+        template_kwargs: more that the template may look at.
+
+    Raises:
+        RequestError: a message is not one that models here read.
+    """
+    if chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(chat_template)
+    plain = [_plain(message, i) for i, message in enumerate(messages)]
+    text = tokenizer.apply_chat_template(
+        plain,
+        add_generation_prompt=add_generation_prompt,
+        template_kwargs={**({"tools": tools} if tools else {}), **(template_kwargs or {})},
+    )
+    return _left_open(text, plain[-1]) if continue_final_message else text
+
+
+def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """A message with its content as one text, and arguments of calls as objects."""
+    where = f"messages[{index}]"
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise RequestError(f"{where} has no role.")
+    plain = dict(message)
+    if role == "developer":  # the newer word for the same
+        plain["role"] = "system"
+    plain["content"] = _text(message.get("content"), where)
+    if plain["content"] is None and role in ("user", "system", "developer"):
+        raise RequestError(f"{where} has no content.")
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = _calls(calls, where)
+    return plain
+
+
+def _text(content: object, where: str) -> str | None:
+    """The text of a content, which may come in parts."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{where}.content must be text or a list of parts.")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
+        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+            raise RequestError(
+                f"{where}.content has a part of type {kind!r}; models here read text only."
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _calls(calls: object, where: str) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as objects: templates write them as JSON themselves."""
+    if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+        raise RequestError(f"{where}.tool_calls must be a list of calls.")
+    found = []
+    for call in calls:
+        function = call.get("function")
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{where}.tool_calls has a call without a function's name.")
+        arguments = function.get("arguments") or "{}"
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                raise RequestError(f"{where}.tool_calls has arguments that are no JSON.") from None
+        found.append({**call, "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _left_open(text: str, last: Mapping[str, Any]) -> str:
+    """The conversation up to the end of its last message's content."""
+    content = str(last["content"] or "").rstrip()
+    end = text.rfind(content)
+    if not content or end < 0:
+        raise RequestError("continue_final_message: the template does not show the last message.")
+    return text[: end + len(content)]

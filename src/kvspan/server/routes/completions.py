@@ -1,0 +1,120 @@
+"""`POST /v1/chat/completions` and `POST /v1/completions`."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+
+from kvspan.clock import unix_s
+from kvspan.engine.stream import RequestStream
+from kvspan.errors import KvspanError
+from kvspan.request import SamplingParams
+from kvspan.server import chat, completions
+from kvspan.server.conversation import prepare
+from kvspan.server.logprobs import TokenNames
+from kvspan.server.prompts import encode
+from kvspan.server.protocol import ChatRequest, CompletionRequest
+from kvspan.server.sampling import completion_params
+from kvspan.server.served import Served, served
+from kvspan.server.sse import EventStream, JsonReply
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    """Answers a conversation."""
+    here = served(request)
+    model = here.model_name(body.model)
+    conversation = await prepare(here, body)
+    here.admit(conversation.params.n)
+    asked = chat.Asked(
+        request=body,
+        reply_id=f"chatcmpl-{uuid4().hex}",
+        model=model,
+        created_s=int(unix_s()),
+        names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
+        parsers=conversation.parser,
+    )
+    stream = here.llm.add(
+        {"prompt_token_ids": conversation.prompt_ids},
+        conversation.params,
+        priority=body.priority,
+        cache_salt=body.cache_salt or "",
+    )
+    if body.stream:
+        return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort)
+    return JsonReply(chat.whole_answer(stream, asked), on_gone=stream.abort)
+
+
+@router.post("/v1/completions")
+async def text_completions(body: CompletionRequest, request: Request) -> Response:
+    """Completes one prompt or several."""
+    here = served(request)
+    model = here.model_name(body.model)
+    params = completion_params(body, here.default_sampling)
+    prompts = await _prompts(here, body)
+    here.admit(params.n * len(prompts))
+    asked = completions.Asked(
+        request=body,
+        reply_id=f"cmpl-{uuid4().hex}",
+        model=model,
+        created_s=int(unix_s()),
+        names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
+        prompts=tuple(text for text, _ in prompts),
+    )
+    streams = _add_all(here, [ids for _, ids in prompts], params, body)
+
+    def abort() -> None:
+        for stream in streams:
+            stream.abort()
+
+    if body.stream:
+        return EventStream(completions.text_chunks(streams, asked), on_gone=abort)
+    return JsonReply(completions.whole_texts(streams, asked), on_gone=abort)
+
+
+async def _prompts(here: Served, body: CompletionRequest) -> list[tuple[str, list[int]]]:
+    """Text and token ids of each prompt; the text is empty unless it is echoed."""
+    found = []
+    for prompt in _as_several(body.prompt):
+        if isinstance(prompt, str):
+            tokenizer = here.llm.get_tokenizer()
+            ids = await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
+            found.append((prompt, ids))
+        else:
+            text = here.llm.get_tokenizer().decode(prompt) if body.echo else ""
+            found.append((text, prompt))
+    return found
+
+
+def _as_several(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
+    if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+        return [prompt]  # type: ignore[list-item]
+    return prompt  # type: ignore[return-value]
+
+
+def _add_all(
+    here: Served, prompts: Sequence[list[int]], params: SamplingParams, body: CompletionRequest
+) -> list[RequestStream]:
+    """Queues every prompt, or none of them."""
+    streams: list[RequestStream] = []
+    try:
+        for ids in prompts:
+            streams.append(
+                here.llm.add(
+                    {"prompt_token_ids": ids},
+                    params,
+                    priority=body.priority,
+                    cache_salt=body.cache_salt or "",
+                )
+            )
+    except KvspanError:
+        for stream in streams:
+            stream.abort()
+        raise
+    return streams
+
+
+def _names(here: Served, *, as_ids: bool) -> TokenNames:
+    return TokenNames(here.token_bytes, as_ids=as_ids)

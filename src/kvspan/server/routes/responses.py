@@ -1,0 +1,33 @@
+"""`POST /v1/responses`."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi import Response as HttpResponse
+
+from kvspan.clock import unix_s
+from kvspan.server.blocks import Answering
+from kvspan.server.response_events import Response
+from kvspan.server.responses import ResponsesRequest, to_chat
+from kvspan.server.served import served
+from kvspan.server.sse import EventStream, JsonReply
+
+router = APIRouter()
+
+
+@router.post("/v1/responses")
+async def create(body: ResponsesRequest, request: Request) -> HttpResponse:
+    """Answers a conversation."""
+    here = served(request)
+    model = here.model_name(body.model)
+    answering = await Answering.begin(here, to_chat(body))
+    response = Response(answering, body, model=model, created_s=int(unix_s()))
+    abort = answering.stream.abort
+    if body.stream:
+        return EventStream(response.events(), on_gone=abort)
+
+    async def whole() -> dict[str, Any]:
+        await answering.wait()
+        return response.whole()
+
+    return JsonReply(whole(), on_gone=abort)

@@ -1,0 +1,198 @@
+"""From options to a server that serves: starts the engine, listens, drains, ends.
+
+The first SIGTERM or SIGINT lets requests finish and takes no new ones; the second ends them.
+"""
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from kvspan.config.engine import EngineConfig
+from kvspan.config.resolved import Resolved
+from kvspan.config.server import ServerConfig
+from kvspan.engine.async_llm import AsyncLLM
+from kvspan.engine.messages import Ready
+from kvspan.errors import ConfigError
+from kvspan.server.app import create_app
+from kvspan.server.http import TimedProtocol
+from kvspan.server.served import Served, all_names
+from kvspan.server.styles import Styles
+
+_LOOK_S = 0.1  # between looks at whether everything has finished
+
+
+def serve(
+    engine: EngineConfig,
+    config: ServerConfig,
+    *,
+    chosen: Callable[[Resolved], None],
+    listening: Callable[[str, Ready, AsyncLLM], None],
+) -> int:
+    """Serves until it is told to end.
+
+    Args:
+        engine: options of the engine.
+        config: options of the server.
+        chosen: called with what will run, before it is started.
+        listening: called when requests are taken, with the base URL and what the ranks report.
+
+    Returns:
+        0 after a signal; 1 if the engine was lost for good.
+
+    Raises:
+        ConfigError: it cannot run as asked, or the address is taken.
+        ModelError: the model cannot be found or read.
+    """
+    template = _template(config.chat_template)
+    with _bound(config) as sock, uvloop_runner() as runner:
+        return runner.run(_serve(engine, config, template, sock, chosen, listening))
+
+
+def uvloop_runner() -> asyncio.Runner:
+    """A runner on uvloop, which writes to many connections for less than the standard loop."""
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+async def _serve(
+    engine: EngineConfig,
+    config: ServerConfig,
+    template: str | None,
+    sock: socket.socket,
+    chosen: Callable[[Resolved], None],
+    listening: Callable[[str, Ready, AsyncLLM], None],
+) -> int:
+    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts)
+    try:
+        ready = await llm.start(chosen)
+        served = Served(
+            llm=llm,
+            names=all_names(engine.model, config.served_model_name),
+            config=config,
+            styles=_styles(llm, config, template),
+            chat_template=template,
+        )
+        server = DrainingServer(served)
+        sock.listen(server.config.backlog)
+        host, port = sock.getsockname()[:2]
+        listening(f"http://{f'[{host}]' if ':' in host else host}:{port}", ready, llm)
+        await server.serve(sockets=[sock])
+        return int(llm.health.gone)
+    finally:
+        await llm.shutdown()
+
+
+class DrainingServer(uvicorn.Server):
+    """Ends in two steps: no new requests, and when the last one is done, no connections.
+
+    Args:
+        served: the model.
+    """
+
+    def __init__(self, served: Served) -> None:
+        config = served.config
+        super().__init__(
+            uvicorn.Config(
+                create_app(served),
+                http=TimedProtocol.with_limits(config),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=config.access_log,
+                server_header=False,
+                backlog=4096,
+                timeout_keep_alive=int(config.idle_timeout),
+                timeout_graceful_shutdown=2,
+            )
+        )
+        self._served = served
+        self._ending: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handles SIGINT and SIGTERM while it serves."""
+        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
+        watch = asyncio.get_running_loop().create_task(self._end_with_engine())
+        try:
+            yield
+        finally:
+            watch.cancel()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Drains at the first signal, and ends at the second."""
+        if self._served.draining:
+            self.should_exit = self.force_exit = True
+            return
+        self._served.draining = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._ending = asyncio.get_running_loop().create_task(self._end_when_idle())
+
+    async def _end_when_idle(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._served.config.drain_timeout):
+                while self._served.llm.num_unfinished:
+                    await asyncio.sleep(_LOOK_S)
+        self.should_exit = True
+
+    async def _end_with_engine(self) -> None:
+        while not self._served.llm.health.gone:
+            await asyncio.sleep(_LOOK_S)
+        self.should_exit = True
+
+
+def _styles(llm: AsyncLLM, config: ServerConfig, template: str | None) -> Styles:
+    own = llm.tokenizer.chat_template_source if llm.tokenizer else ""
+    return Styles.of(
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        chat_template=own if template is None else template,
+        architecture=llm.resolved.model_config.architecture,
+    )
+
+
+@contextlib.contextmanager
+def _bound(config: ServerConfig) -> Iterator[socket.socket]:
+    """A socket on the address, taken before the model is loaded, so that a taken port costs nothing."""
+    _raise_descriptor_limit()
+    try:
+        infos = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError(f"--host {config.host}: {error.strerror}.") from error
+    family, kind, protocol, _, address = infos[0]
+    with socket.socket(family, kind, protocol) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(address)
+        except OSError as error:
+            raise ConfigError(
+                f"--host {config.host} --port {config.port} cannot be listened on: {error.strerror}."
+            ) from error
+        yield sock
+
+
+def _raise_descriptor_limit() -> None:
+    """A descriptor for every connection: as many as the system lets this process have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _template(path: str | None) -> str | None:
+    try:
+        return None if path is None else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error

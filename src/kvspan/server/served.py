@@ -1,0 +1,143 @@
+"""What every route is given: the model, its names, and who may ask for it now."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import Request
+
+from kvspan.clock import unix_s
+from kvspan.config.server import ServerConfig
+from kvspan.engine.async_llm import AsyncLLM
+from kvspan.errors import RequestError
+from kvspan.loading.tokenizer import Tokenizer
+from kvspan.server.errors import RefusedError
+from kvspan.server.logprobs import TokenBytes
+from kvspan.server.styles import Styles
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """A model that is served.
+
+    Args:
+        llm: it has been started.
+        names: by which clients call the model; the first is the one that replies carry.
+        config: of the server.
+        styles: how the model writes its calls and its thoughts.
+        chat_template: a Jinja source instead of the model's own.
+        created_s: when it was started, in Unix time.
+        draining: whether new requests are refused, since the server is about to end.
+    """
+
+    llm: AsyncLLM
+    names: tuple[str, ...]
+    config: ServerConfig
+    styles: Styles
+    chat_template: str | None = None
+    created_s: int = field(default_factory=lambda: int(unix_s()))
+    draining: bool = False
+
+    @property
+    def chat_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer with the server's chat template.
+
+        Raises:
+            RequestError: it has none.
+        """
+        tokenizer = self.llm.get_tokenizer()
+        if self.chat_template is not None:
+            return tokenizer.with_chat_template(self.chat_template)
+        return tokenizer
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Sampling parameters of the model's authors, for those that a request leaves out."""
+        return {}
+
+    @property
+    def token_bytes(self) -> TokenBytes:
+        """What tells the bytes of tokens; of a model without a tokenizer, none."""
+        return self.llm.tokenizer or _NoBytes()
+
+    def check_ids(self, ids: Sequence[int]) -> None:
+        """Refuses token ids that the model has not.
+
+        Raises:
+            RequestError: names one.
+        """
+        size = self.llm.resolved.model_config.vocab_size
+        if outside := [token_id for token_id in ids if not 0 <= token_id < size]:
+            raise RequestError(f"There is no token {outside[0]}: ids are 0 to {size - 1}.")
+
+    def model_name(self, asked: str | None) -> str:
+        """The model's name for a reply.
+
+        Args:
+            asked: the request's `model`.
+
+        Raises:
+            RefusedError: 404, it is not served here.
+        """
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            raise RefusedError(
+                HTTPStatus.NOT_FOUND,
+                f"The model {asked!r} is not served here; there is {', '.join(self.names)}.",
+                code="model_not_found",
+            )
+        return asked
+
+    def admit(self, num_outputs: int) -> None:
+        """Refuses requests for which there is no place.
+
+        Args:
+            num_outputs: that would be added.
+
+        Raises:
+            RefusedError: 503 while the server ends, 429 when too many wait.
+        """
+        if self.draining:
+            raise RefusedError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                "The server is about to end and takes no more requests.",
+                headers={"Retry-After": "5"},
+            )
+        load = self.llm.health.load
+        waiting = max(self.llm.num_unfinished - load.num_running, 0)
+        room = self.config.max_queue + max(self.llm.resolved.max_num_seqs - load.num_running, 0)
+        if waiting + num_outputs > room:
+            raise RefusedError(
+                HTTPStatus.TOO_MANY_REQUESTS,
+                f"The queue is full: {waiting} outputs wait, and --max-queue is "
+                f"{self.config.max_queue}. Try again later.",
+                code="queue_full",
+                headers={"Retry-After": str(self.retry_after_s)},
+            )
+
+    @property
+    def retry_after_s(self) -> int:
+        """Seconds in which a place may well be free."""
+        return max(1, math.ceil(self.llm.num_unfinished / self.llm.resolved.max_num_seqs))
+
+
+class _NoBytes:
+    """Tokens of a model without a tokenizer."""
+
+    def token_bytes(self, token_id: int) -> bytes:  # noqa: ARG002
+        """Nothing."""
+        return b""
+
+
+def served(request: Request) -> Served:
+    """What the application serves; for routes."""
+    found: Served = request.app.state.served
+    return found
+
+
+def all_names(model: str, more: Iterable[str]) -> tuple[str, ...]:
+    """The names of a model, without repetitions: those that were given, and its own."""
+    return tuple(dict.fromkeys([*more, model]))

@@ -1,0 +1,198 @@
+"""Lost ranks and lost engines: streams pause and go on, or end with an error; nothing stays behind."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.server.conftest import Running, serving
+
+from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
+from kvspan.testing.tiny import TINY
+
+pytestmark = pytest.mark.timeout(120)
+TWO = ("-tp", "2", "-dcp", "2", "--step-timeout", "3")
+PROMPTS = ("hello", "other words", "x")
+
+
+@pytest.fixture
+def server(model: Path) -> Iterator[Running]:
+    with serving(model, *TWO) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_checkpoint(directory, TINY["llama-gqa-9x3"], seed=1)
+    write_tokenizer(directory, vocab_size=203)
+    return directory
+
+
+def ranks(server: Running) -> list[psutil.Process]:
+    """The children of the engine's fork-server."""
+    (zygote,) = server.engine.children()
+    found = zygote.children()
+    assert len(found) == 2
+    return found
+
+
+class Streams(threading.Thread):
+    """Reads streams of some prompts side by side; `begun` is set when each has tokens."""
+
+    def __init__(self, server: Running, num_tokens: int = 300) -> None:
+        super().__init__()
+        self._server, self._num_tokens = server, num_tokens
+        self.texts: dict[str, str] = dict.fromkeys(PROMPTS, "")
+        self.errors: dict[str, Any] = {}
+        self.begun = {prompt: threading.Event() for prompt in PROMPTS}
+
+    def run(self) -> None:
+        threads = [threading.Thread(target=self._read, args=(p,)) for p in PROMPTS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _read(self, prompt: str) -> None:
+        try:
+            self._stream(prompt)
+        except httpx.HTTPError as error:
+            self.errors[prompt] = {"message": str(error)}
+        self.begun[prompt].set()
+
+    def _stream(self, prompt: str) -> None:
+        body = {"prompt": prompt, "max_tokens": self._num_tokens, "ignore_eos": True, "stream": True}
+        body |= {"temperature": 0.8, "seed": 7}
+        with self._server.http as client, client.stream("POST", "/v1/completions", json=body) as reply:
+            if reply.status_code != 200:
+                self.errors[prompt] = json.loads(reply.read())["error"]
+            for line in reply.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    self.errors[prompt] = chunk["error"]
+                    continue
+                self.texts[prompt] += chunk["choices"][0]["text"]
+                if len(self.texts[prompt]) > 5:
+                    self.begun[prompt].set()
+
+
+def under_way(server: Running) -> Streams:
+    streams = Streams(server)
+    streams.start()
+    for event in streams.begun.values():
+        assert event.wait(30)
+    return streams
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+def test_a_lost_rank_loses_no_request(server: Running, how: signal.Signals) -> None:
+    undisturbed = Streams(server)
+    undisturbed.start()
+    undisturbed.join(60)
+    streams = under_way(server)
+    before = ranks(server)
+    os.kill(before[1].pid, how)
+    streams.join(60)
+    assert streams.errors == {}
+    assert streams.texts == undisturbed.texts
+    assert server.metric("kvspan_engine_restarts_total") == 1
+    assert {p.pid for p in ranks(server)}.isdisjoint({p.pid for p in before})
+    with server.http as client:
+        assert client.get("/ready").status_code == 200
+
+
+@pytest.mark.slow
+def test_ready_tells_the_truth_while_ranks_are_started_again(server: Running) -> None:
+    streams = under_way(server)
+    seen = set()
+    ranks(server)[0].kill()
+    with server.http as client:
+        while streams.is_alive():
+            seen.add(client.get("/ready").status_code)
+            assert client.get("/health").status_code == 200
+        assert seen == {200, 503}
+        assert client.get("/ready").json() == {"ready": True, "why": ""}
+    assert streams.errors == {}
+
+
+@pytest.mark.slow
+def test_without_restarts_streams_end_with_an_error_and_the_server_too(model: Path) -> None:
+    with serving(model, *TWO, "--no-restart") as server:
+        family = [psutil.Process(server.process.pid), *server.engine.children(recursive=True)]
+        streams = under_way(server)
+        ranks(server)[0].kill()
+        streams.join(30)
+        assert streams.errors.keys() == set(PROMPTS)
+        assert all("rank 0" in error["message"] for error in streams.errors.values())
+        assert server.process.wait(20) == 1
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+@pytest.mark.slow
+def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error(server: Running) -> None:
+    shared = set(os.listdir("/dev/shm"))  # noqa: PTH208
+    streams = under_way(server)
+    family = [server.engine, *server.engine.children(recursive=True)]
+    server.engine.kill()
+    streams.join(30)
+    assert streams.errors.keys() == set(PROMPTS)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive
+    server.await_metric("kvspan_engine_ready", 1)
+    again = Streams(server, num_tokens=20)
+    again.start()
+    again.join(60)
+    assert again.errors == {}
+    assert all(again.texts.values())
+    assert len(set(os.listdir("/dev/shm")) - shared) <= 1  # noqa: PTH208
+
+
+@pytest.mark.slow
+def test_a_killed_server_leaves_nothing_behind(model: Path) -> None:
+    with serving(model, *TWO) as server:
+        under_way(server)
+        family = psutil.Process(server.process.pid).children(recursive=True)
+        assert len(family) == 4
+        server.process.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+@pytest.mark.slow
+def test_the_first_sigterm_drains_and_the_second_ends(server: Running) -> None:
+    streams = under_way(server)
+    server.process.send_signal(signal.SIGTERM)
+    with server.http as client:
+        while client.get("/ready").status_code == 200:
+            pass
+        refused = client.post("/v1/completions", json={"prompt": "x"})
+    assert refused.status_code == 503
+    assert "retry-after" in refused.headers
+    streams.join(60)
+    assert streams.errors == {}
+    assert server.process.wait(20) == 0
+
+
+@pytest.mark.slow
+def test_the_second_sigterm_ends_what_runs(server: Running) -> None:
+    streams = Streams(server, num_tokens=480)
+    streams.start()
+    for event in streams.begun.values():
+        assert event.wait(30)
+    server.process.send_signal(signal.SIGTERM)
+    with server.http as client:
+        while client.get("/ready").status_code == 200:
+            pass
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(20) == 0
+    streams.join(20)
