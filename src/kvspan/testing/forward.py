@@ -89,7 +89,7 @@ class Forward:
 
     Args:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
-        calls: for each rank its collectives, group by group, in order.
+        calls: for each rank its collectives, group by group, in order; a group of one makes none.
         dcp_calls: those of its DCP group.
     """
 
@@ -110,7 +110,7 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
         case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
     )
     logits, _ = results[0]
-    calls = [[call for group in groups for call in group.calls] for _, groups in results]
+    calls = [[c for group in groups if group.size > 1 for c in group.calls] for _, groups in results]
     return Forward(logits, calls, [groups[1].calls for _, groups in results])
 
 
