@@ -7,6 +7,7 @@ from types import ModuleType
 SUBJECTS = {
     "decode": "steady-state decoding with the whole engine, by context, batch and layout",
     "exchange": "collectives between ranks of this host, over shared memory and gloo",
+    "serve": "a trace replayed against a server, or on an engine of this process",
 }
 """Subject -> what is measured; each is the module `bench_` and that name."""
 

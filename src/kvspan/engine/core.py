@@ -17,7 +17,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
-from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import Executor, Fill, TokenLogprob
 
 
@@ -54,6 +54,7 @@ class EngineStats:
         steps: steps run.
         prompt_tokens: tokens of admitted prompts.
         cached_tokens: those of them that were found in the cache.
+        prefill_tokens: tokens computed in rows that are no decodes: of prompts, and after a preemption.
         output_tokens: tokens sampled.
         preemptions: requests that gave their units back and began again.
     """
@@ -61,6 +62,7 @@ class EngineStats:
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefill_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
 
@@ -228,7 +230,7 @@ class EngineCore:
             return []
         self._executor.submit(scheduled.step)
         progress = self._scheduler.update(self._executor.collect())
-        self._count(scheduled.admitted, len(scheduled.preempted), progress)
+        self._count(scheduled, progress)
         return [self._event(p) for p in progress]
 
     def kv_tokens_by_rank(self) -> list[int]:
@@ -284,15 +286,20 @@ class EngineCore:
         limit = room if params.max_tokens is None else min(room, params.max_tokens)
         return (FinishReason.LENGTH if num_output >= limit else None), None
 
-    def _count(self, admitted: Sequence[int], preempted: int, progress: Sequence[Progress]) -> None:
-        first = [state for i in admitted if (state := self._states.get(i)) and not state.num_preemptions]
+    def _count(self, scheduled: Scheduled, progress: Sequence[Progress]) -> None:
+        prefills = [
+            row.num_tokens for row in scheduled.step.rows if row.num_tokens > 1 or not row.sample
+        ]
+        admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
+        first = [state for state in admitted if not state.num_preemptions]
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
             prompt_tokens=old.prompt_tokens + sum(s.num_prompt_tokens for s in first),
             cached_tokens=old.cached_tokens + sum(s.num_cached_tokens or 0 for s in first),
+            prefill_tokens=old.prefill_tokens + sum(prefills),
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
-            preemptions=old.preemptions + preempted,
+            preemptions=old.preemptions + len(scheduled.preempted),
         )
 
 
