@@ -29,7 +29,7 @@ class TextTable:
         """For a terminal."""
         table = Table(title=self.title or None, title_justify="left")
         for index, column in enumerate(self.columns):
-            table.add_column(column, justify="right" if index else "left")
+            table.add_column(column, justify="right" if index else "left", no_wrap=not index)
         for row in self.rows:
             table.add_row(*row)
         return table

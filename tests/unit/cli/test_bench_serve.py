@@ -51,7 +51,7 @@ def test_a_closed_loop_in_process(
     assert "160" in next(iter(found["errors"]))
     assert found["hit_rate"] == pytest.approx((16 + 32) / (40 + 60))  # the first opens the steady window
     assert found["engine"]["preemptions"] == 0
-    rows = list(csv.DictReader(out["csv"].open()))
+    rows = list(csv.DictReader(out["csv"].read_text().splitlines()))
     assert [row["output_tokens"] for row in rows if row["finished"] == "1"] == ["4"] * 3
     page = out["html"].read_text()
     assert page.count("<svg") >= 7
