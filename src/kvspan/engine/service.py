@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 from collections import deque
 
 from kvspan.clock import Clock, WallClock
@@ -75,7 +76,10 @@ def _serve(link: "Link", begin: Begin) -> None:
     resolved, tokenizer = resolve_engine(asked)
     link.tell(Chosen(resolved, str(tokenizer_place(asked))))
     grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
+    warming = threading.Thread(target=grammars.warm)  # while the ranks load their weights
+    warming.start()
     core = EngineCore(resolved, make_executor(resolved), grammars)
+    warming.join()
     link.tell(Ready(core.reports, core.plan))
     try:
         Service(core, link, max_restarts=begin.max_restarts).run()
