@@ -51,7 +51,8 @@ def main() -> None:
     print(f"offline  {offline:8.1f} tok/s  {offline_step * 1e3:7.2f} ms a step")
     print(f"served   {served:8.1f} tok/s  {served_step * 1e3:7.2f} ms a step")
     print(
-        f"served / offline: {served / offline:.3f} of the tokens, {served_step / offline_step:.3f} of a step"
+        f"served / offline: {served / offline:.3f} of the tokens, "
+        f"{served_step / offline_step:.3f} of a step"
     )
 
 

@@ -67,14 +67,16 @@ Partial partial_at(const Attention& call, int lanes, float* memory) {
 Scratch scratch_for(const Attention& call, int lanes, Arena& arena) {
     const std::size_t query = static_cast<std::size_t>(lanes) * padded(call.head_dim);
     const std::size_t tile = static_cast<std::size_t>(lanes) * TILE_KEYS;
-    const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * TILE_KEYS;
-    float* memory = arena.reserve(query + 2 * tile + packed + partial_size(call, lanes));
+    const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * (TILE_KEYS / 2);
+    const std::size_t paired = static_cast<std::size_t>(padded(call.value_dim)) * (TILE_KEYS / 2);
+    float* memory = arena.reserve(query + 2 * tile + packed + paired + partial_size(call, lanes));
     Scratch scratch{};
     scratch.query = memory;
     scratch.scores = scratch.query + query;
     scratch.weights = scratch.scores + tile;
     scratch.packed = scratch.weights + tile;
-    scratch.partial = partial_at(call, lanes, scratch.packed + packed);
+    scratch.paired = scratch.packed + packed;
+    scratch.partial = partial_at(call, lanes, scratch.paired + paired);
     return scratch;
 }
 

@@ -15,23 +15,35 @@ namespace kvspan {
 
 constexpr int TILE_KEYS = 64;    // so that the keys of a tile that a row sees are the bits of a word
 constexpr int MAX_LANES = 96;    // query rows times query heads of a unit: its accumulators stay in L2
-constexpr int DIM_PADDING = 32;  // rows of scratch memory are padded to whole vectors of any kernel
+constexpr int DIM_PADDING = 64;  // rows of scratch memory are padded to whole vectors of any kernel
+constexpr int MAX_PARTS = 2;     // of a key, each with a scale of its own
 
-enum class Dtype { f32, bf16, f16 };
+enum class Dtype { f32, bf16, f16, i8, e4m3 };
+
+constexpr bool is_code(Dtype dtype) { return dtype == Dtype::i8 || dtype == Dtype::e4m3; }
+
+// What codes of 8 bits are multiplied by, one for each part of a vector, [blocks, heads, slots, parts].
+struct Scales {
+    const std::uint16_t* data;  // bf16
+    std::int64_t block_stride, head_stride, slot_stride;
+};
 
 // The blocks of keys or of values of one layer, [blocks, heads, slots, dim]; strides in elements.
 struct Cache {
     const void* data;
     std::int64_t block_stride, head_stride, slot_stride;
+    Scales scales;  // where the elements are codes
 };
 
 // One call: all sequences of a step over one layer's cache.
 struct Attention {
-    Dtype dtype;
+    Dtype dtype;   // of queries and outputs
+    Dtype stored;  // of the cache: the same, or codes
     const void* query;  // [rows, heads, head_dim]
     std::int64_t query_row_stride, query_head_stride;
     Cache keys, values;
     int heads, kv_heads, head_dim, value_dim, block_size;
+    int part_dims[MAX_PARTS];  // dims of each part of a key, together head_dim; a value is one part
     std::int64_t sequences;
     const std::int64_t* row_starts;    // [sequences + 1]: the rows of each sequence
     const std::int64_t* table_starts;  // [sequences + 1]: where each sequence's blocks begin in `tables`
@@ -64,7 +76,8 @@ struct Scratch {
     float* query;    // [lanes, padded(head_dim)]
     float* scores;   // [lanes, TILE_KEYS]
     float* weights;  // [lanes, TILE_KEYS]
-    float* packed;   // [padded(head_dim), TILE_KEYS]
+    float* packed;   // [padded(head_dim), TILE_KEYS / 2] words: keys by pairs of dims
+    float* paired;   // [padded(value_dim), TILE_KEYS / 2] words: values by pairs of keys
     Partial partial;
 };
 

@@ -1,4 +1,5 @@
-// A panel of a linear layer's outputs by bf16 dot products: 16 sums at a time, of 1 to 4 rows.
+// A panel of a linear layer's outputs by dot products of bf16 pairs: up to 12 rows times 32 outputs in
+// registers, so that a pair of vectors of weights serves 12 rows.
 #pragma once
 
 #include "bf16.h"
@@ -8,81 +9,113 @@ namespace kvspan {
 namespace {
 
 struct Bf16Linear {
-    static void panel(const Linear& call, std::int64_t first, int count) {
-        const Bf16* weights[LINEAR_PANEL];
-        for (int n = 0; n < LINEAR_PANEL; ++n) {
-            const std::int64_t output = first + (n < count ? n : 0);  // what is too much is not stored
-            weights[n] = static_cast<const Bf16*>(call.weight) + output * call.weight_stride;
-        }
-        std::int64_t row = 0;
-        for (; row + 4 <= call.rows; row += 4) rows<4, 4>(call, weights, row, first, count);
-        switch (call.rows - row) {
-            case 3:
-                return rows<3, 4>(call, weights, row, first, count);
-            case 2:
-                return rows<2, 8>(call, weights, row, first, count);
-            case 1:
-                return rows<1, 16>(call, weights, row, first, count);
-            default:
-                return;
+    static void panel(const Linear& call, const LinearTask& task) {
+        const std::int64_t blocks = (task.rows + MOST_ROWS - 1) / MOST_ROWS;
+        std::int64_t row = task.first_row;
+        for (std::int64_t left = blocks, rows = task.rows; left > 0; --left) {
+            const std::int64_t here = (rows + left - 1) / left;  // blocks as equal as they can be
+            BLOCKS[here - 1](call, task.panel, row, row == task.first_row);
+            row += here;
+            rows -= here;
         }
     }
 
 private:
-    template <int R, int N>
-    static void rows(const Linear& call, const Bf16* const* weights, std::int64_t row,
-                     std::int64_t first, int count) {
-        const Bf16* input = static_cast<const Bf16*>(call.input) + row * call.input_stride;
-        const std::int64_t ahead = row == 0 ? LINEAR_PANEL * call.weight_stride : 0;
-        for (int at = 0; at < count; at += N) {
-            __m512 sums[16];
-            for (auto& sum : sums) sum = _mm512_setzero_ps();
-            std::int64_t k = 0;
-            for (; k + 32 <= call.inputs; k += 32)
-                step<R, N>(call, input, weights + at, k, 32, ahead, sums);
-            if (k < call.inputs) {
-                step<R, N>(call, input, weights + at, k, static_cast<int>(call.inputs - k), ahead, sums);
-            }
-            alignas(64) float results[16];
-            _mm512_store_ps(results, reduce(sums));
+    static constexpr int MOST_ROWS = 12;
+    static constexpr int AHEAD = 2048;  // bytes: what memory needs to bring a line in time
+    static constexpr int VECTORS = LINEAR_PANEL / 16;
+    using Block = void (*)(const Linear&, std::int64_t panel, std::int64_t row, bool from_memory);
+
+    // Three rows share a pointer, which leaves enough registers for all of them.
+    template <int R>
+    struct Rows {
+        const Bf16* at[(R + 2) / 3];
+        std::int64_t stride;
+
+        Rows(const Linear& call, std::int64_t row) : stride(call.input_stride) {
+            const Bf16* input = static_cast<const Bf16*>(call.input) + row * stride;
+            for (int i = 0; i < (R + 2) / 3; ++i) at[i] = input + 3 * i * stride;
+        }
+        const Bf16* operator[](int r) const { return at[r / 3] + r % 3 * stride; }
+    };
+
+    template <int R>
+    static void block(const Linear& call, std::int64_t panel, std::int64_t row, bool from_memory) {
+        const std::int64_t pairs = call.inputs / 2;
+        const auto* weight = static_cast<const std::int32_t*>(call.weight) +
+                             panel * call.pairs() * LINEAR_PANEL;
+        const Rows<R> input(call, row);
+        __m512 sums[R][VECTORS];
+        for (auto& of_row : sums) {
+            for (auto& sum : of_row) sum = _mm512_setzero_ps();
+        }
+        if (from_memory) {
+            add<R, true>(input, weight, pairs, sums);
+        } else {
+            add<R, false>(input, weight, pairs, sums);
+        }
+        if (call.inputs % 2) {  // half a pair is left
             for (int r = 0; r < R; ++r) {
-                for (int n = 0; n < N && at + n < count; ++n) {
-                    put(call, row + r, first + at + n, results[r * N + n]);
+                const __m512i x = _mm512_set1_epi32(input[r][2 * pairs].bits);
+                for (int v = 0; v < VECTORS; ++v) {
+                    sums[r][v] = dot(sums[r][v], x, weights(weight + pairs * LINEAR_PANEL, v));
                 }
             }
         }
-    }
-
-    template <int R, int N>
-    static inline void step(const Linear& call, const Bf16* input, const Bf16* const* weights,
-                            std::int64_t k, int left, std::int64_t ahead, __m512 (&sums)[16]) {
-        __m512i w[N];
-        for (int n = 0; n < N; ++n) {
-            w[n] = dims(weights[n] + k, left);
-            if (ahead) fetch(weights[n] + k + ahead);
-        }
-        for (int r = 0; r < R; ++r) {
-            const __m512i x = dims(input + r * call.input_stride + k, left);
-            for (int n = 0; n < N; ++n) sums[r * N + n] = dot(sums[r * N + n], x, w[n]);
+        const std::int64_t first = panel * LINEAR_PANEL;
+        for (int v = 0; v < VECTORS; ++v) {
+            const auto left = static_cast<int>(call.outputs - first - 16 * v);
+            if (left <= 0) break;
+            const auto which = static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1);
+            const __m512 more = bias(call, first + 16 * v, which);
+            for (int r = 0; r < R; ++r) {
+                put(call, (row + r) * call.outputs + first + 16 * v, which, _mm512_add_ps(sums[r][v], more));
+            }
         }
     }
 
-    static void put(const Linear& call, std::int64_t row, std::int64_t output, float result) {
-        if (call.bias) {
-            const std::uint32_t bits = std::uint32_t{static_cast<const Bf16*>(call.bias)[output].bits}
-                                       << 16;
-            float bias;
-            __builtin_memcpy(&bias, &bits, sizeof bias);
-            result += bias;
+    template <int R, bool FETCH>
+    static inline __attribute__((always_inline)) void add(const Rows<R>& input, const std::int32_t* weight,
+                                                          std::int64_t pairs,
+                                                          __m512 (&sums)[R][VECTORS]) {
+        for (std::int64_t pair = 0; pair < pairs; ++pair, weight += LINEAR_PANEL) {
+            __m512i w[VECTORS];
+            for (int v = 0; v < VECTORS; ++v) {
+                w[v] = weights(weight, v);
+                if (FETCH) {
+                    _mm_prefetch(reinterpret_cast<const char*>(weight + 16 * v) + AHEAD, _MM_HINT_T0);
+                }
+            }
+            for (int r = 0; r < R; ++r) {
+                std::int32_t both;
+                __builtin_memcpy(&both, input[r] + 2 * pair, sizeof both);
+                const __m512i x = _mm512_set1_epi32(both);
+                for (int v = 0; v < VECTORS; ++v) sums[r][v] = dot(sums[r][v], x, w[v]);
+            }
         }
-        const std::int64_t at = row * call.outputs + output;
+    }
+
+    static inline __m512i weights(const std::int32_t* weight, int v) {
+        return _mm512_loadu_si512(weight + 16 * v);
+    }
+
+    static __m512 bias(const Linear& call, std::int64_t first, __mmask16 which) {
+        if (!call.bias) return _mm512_setzero_ps();
+        const __m256i halves = _mm256_maskz_loadu_epi16(which, static_cast<const Bf16*>(call.bias) + first);
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+    }
+
+    static void put(const Linear& call, std::int64_t at, __mmask16 which, __m512 results) {
         if (call.wide) {
-            static_cast<float*>(call.out)[at] = result;
-            return;
+            return _mm512_mask_storeu_ps(static_cast<float*>(call.out) + at, which, results);
         }
-        const __m128bh narrow = _mm_cvtneps_pbh(_mm_set_ss(result));
-        __builtin_memcpy(static_cast<Bf16*>(call.out) + at, &narrow, sizeof(Bf16));
+        _mm256_mask_storeu_epi16(static_cast<Bf16*>(call.out) + at, which,
+                                 (__m256i)_mm512_cvtneps_pbh(results));
     }
+
+    static constexpr Block BLOCKS[MOST_ROWS] = {block<1>, block<2>, block<3>, block<4>,
+                                                block<5>, block<6>, block<7>, block<8>,
+                                                block<9>, block<10>, block<11>, block<12>};
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "exchange.h"
 #include "isa.h"
+#include "pages.h"
 
 namespace nb = nanobind;
 using namespace kvspan;
@@ -15,6 +16,34 @@ template <class T>
 T* at(std::uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
+
+// A linear layer's weight and bias, bound to the kernel that reads them.
+class LinearLayer {
+public:
+    LinearLayer(Isa isa, std::uintptr_t weight, std::int64_t outputs, std::int64_t inputs,
+                std::uintptr_t bias)
+        : kernel_(linear_kernel(isa)) {
+        layer_.weight = at<void>(weight);
+        layer_.outputs = outputs;
+        layer_.inputs = inputs;
+        layer_.bias = at<void>(bias);
+    }
+
+    void operator()(int threads, std::uintptr_t input, std::int64_t rows, std::int64_t input_stride,
+                    std::uintptr_t out, bool wide) const {
+        Linear call = layer_;
+        call.input = at<void>(input);
+        call.rows = rows;
+        call.input_stride = input_stride;
+        call.out = at<void>(out);
+        call.wide = wide;
+        multiply(call, kernel_, threads);
+    }
+
+private:
+    Linear layer_{};
+    LinearKernel kernel_;
+};
 
 // Five numbers each: the address of row numbers or 0, the first row, rows, the first column, columns.
 std::vector<Piece> pieces_of(const Sizes& numbers) {
@@ -36,32 +65,54 @@ NB_MODULE(_native, m) {
     nb::enum_<Dtype>(m, "Dtype")
         .value("f32", Dtype::f32)
         .value("bf16", Dtype::bf16)
-        .value("f16", Dtype::f16);
+        .value("f16", Dtype::f16)
+        .value("i8", Dtype::i8)
+        .value("e4m3", Dtype::e4m3);
     m.def("available", &available);
+    m.def("prefer_huge_pages", [](std::uintptr_t memory, std::size_t size) {
+        prefer_huge_pages(at<void>(memory), size);
+    });
 
     using Address = std::uintptr_t;
     using Size = std::int64_t;
     // clang-format off
-    m.def("attend", [](Isa isa, Dtype dtype, int threads, float scale,
+    m.def("attend", [](Isa isa, Dtype dtype, Dtype stored, int threads, float scale,
                        Address query, Size query_row, Size query_head,
                        Address keys, Size key_block, Size key_head, Size key_slot,
+                       Address key_scales, Size key_scale_block, Size key_scale_head,
+                       Size key_scale_slot,
                        Address values, Size value_block, Size value_head, Size value_slot,
+                       Address value_scales, Size value_scale_block, Size value_scale_head,
+                       Size value_scale_slot,
                        int heads, int kv_heads, int head_dim, int value_dim, int block_size,
+                       int first_part,
                        Size sequences, Address row_starts, Address table_starts, Address tables,
                        Address first, Address last, Address out, Address lse) {
         // clang-format on
         const Attention call{
             .dtype = dtype,
+            .stored = stored,
             .query = at<void>(query),
             .query_row_stride = query_row,
             .query_head_stride = query_head,
-            .keys = {at<void>(keys), key_block, key_head, key_slot},
-            .values = {at<void>(values), value_block, value_head, value_slot},
+            .keys = {at<void>(keys),
+                     key_block,
+                     key_head,
+                     key_slot,
+                     {at<const std::uint16_t>(key_scales), key_scale_block, key_scale_head,
+                      key_scale_slot}},
+            .values = {at<void>(values),
+                       value_block,
+                       value_head,
+                       value_slot,
+                       {at<const std::uint16_t>(value_scales), value_scale_block, value_scale_head,
+                        value_scale_slot}},
             .heads = heads,
             .kv_heads = kv_heads,
             .head_dim = head_dim,
             .value_dim = value_dim,
             .block_size = block_size,
+            .part_dims = {first_part, head_dim - first_part},
             .sequences = sequences,
             .row_starts = at<const Size>(row_starts),
             .table_starts = at<const Size>(table_starts),
@@ -73,7 +124,7 @@ NB_MODULE(_native, m) {
             .lse = at<float>(lse),
         };
         nb::gil_scoped_release others_may_run;
-        attend(call, attention_kernel(isa, dtype), threads);
+        attend(call, attention_kernel(isa, dtype, stored), threads);
     });
 
     const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();
@@ -115,27 +166,9 @@ NB_MODULE(_native, m) {
             others_may_run)
         .def("finish", &ShmGroup::finish, others_may_run);
 
-    m.def("has_linear", [](Isa isa) { return linear_kernel(isa) != nullptr; });
-    // clang-format off
-    m.def("linear", [](Isa isa, int threads, Address input, Size rows, Size input_stride,
-                       Address weight, Size outputs, Size weight_stride, Size inputs,
-                       Address bias, Address out, bool wide) {
-        // clang-format on
-        const Linear call{
-            .input = at<void>(input),
-            .rows = rows,
-            .input_stride = input_stride,
-            .weight = at<void>(weight),
-            .outputs = outputs,
-            .weight_stride = weight_stride,
-            .inputs = inputs,
-            .bias = at<void>(bias),
-            .out = at<void>(out),
-            .wide = wide,
-        };
-        nb::gil_scoped_release others_may_run;
-        multiply(call, linear_kernel(isa), threads);
-    });
+    nb::class_<LinearLayer>(m, "LinearLayer")
+        .def(nb::init<Isa, Address, Size, Size, Address>())
+        .def("__call__", &LinearLayer::operator(), others_may_run);
 
     m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size stride, int size,
                          Address weight, float eps, Address out) {

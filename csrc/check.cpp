@@ -153,13 +153,14 @@ double worst_error(const Problem& p, Isa isa, int threads) {
     const int width = p.values_in_keys ? p.head_dim : p.value_dim;
     const auto cache = [&](const void* data, int dims) {
         return Cache{data, std::int64_t{p.kv_heads} * p.block_size * dims,
-                     std::int64_t{p.block_size} * dims, dims};
+                     std::int64_t{p.block_size} * dims, dims, {}};
     };
     std::vector<std::uint8_t> out(p.rows() * p.heads * p.value_dim * (p.dtype == Dtype::f32 ? 4 : 2));
     std::vector<float> lse(p.rows() * p.heads);
     const float scale = 0.7f / std::sqrt(static_cast<float>(p.head_dim));
     const Attention call{
         .dtype = p.dtype,
+        .stored = p.dtype,
         .query = query.data(),
         .query_row_stride = std::int64_t{p.heads} * p.head_dim,
         .query_head_stride = p.head_dim,
@@ -170,6 +171,7 @@ double worst_error(const Problem& p, Isa isa, int threads) {
         .head_dim = p.head_dim,
         .value_dim = p.value_dim,
         .block_size = p.block_size,
+        .part_dims = {p.head_dim, 0},
         .sequences = static_cast<std::int64_t>(p.row_starts.size()) - 1,
         .row_starts = p.row_starts.data(),
         .table_starts = p.table_starts.data(),
@@ -180,7 +182,7 @@ double worst_error(const Problem& p, Isa isa, int threads) {
         .out = out.data(),
         .lse = lse.data(),
     };
-    attend(call, attention_kernel(isa, p.dtype), threads);
+    attend(call, attention_kernel(isa, p.dtype, p.dtype), threads);
     double worst = 0;
     for (std::int64_t s = 0; s + 1 < static_cast<std::int64_t>(p.row_starts.size()); ++s) {
         for (std::int64_t row = p.row_starts[s]; row < p.row_starts[s + 1]; ++row) {

@@ -3,12 +3,14 @@
 // library template is used: a copy of one that was compiled for a newer processor could be linked into
 // another file.
 //
-// `Math` gives, with T its element type in the cache:
+// `Math` gives, with `Element` what the cache holds:
 //     load_query   the unit's query vectors into scratch, in the form that `scores` wants
-//     scores       scratch.scores [lanes, TILE_KEYS] = query . key
+//     scores       [lanes, TILE_KEYS] = query . key, over one part of their dims
 //     weigh        scratch.weights = 2^(score - max) of a lane; returns their sum
 //     accumulate   partial.out = partial.out * fade + weights . values
 //     finish       brings partial.out in plain order of dims
+//
+// Codes are never multiplied by their scales: a key's go on its scores, a value's on its weights.
 #pragma once
 
 #include <cstdint>
@@ -21,12 +23,23 @@ namespace {
 constexpr float LOG2_E = 1.44269504088896341f;
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
+// Elements that need a scale.
+template <class T>
+constexpr bool IS_CODE = sizeof(T) == 1;
+
+// Some dims of a key.
+struct Part {
+    int number, first, dims;
+};
+
 // Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see,
 // so that whole tiles can be computed and an unused slot is never read.
 template <class T>
 struct Tile {
     const T* keys[TILE_KEYS];
     const T* values[TILE_KEYS];
+    float key_scales[MAX_PARTS][TILE_KEYS];  // of codes
+    float value_scales[TILE_KEYS];
     std::int64_t first;  // number of the tile's first key
     std::uint64_t seen;  // bit i: some lane sees key first + i
     int count;           // keys up to the last one seen
@@ -41,6 +54,71 @@ inline std::uint64_t visible(std::int64_t first, std::int64_t last, std::int64_t
     return below_hi & ~((std::uint64_t{1} << lo) - 1);
 }
 
+// Calls `run(block, slot, place, count)` for the runs of slots that hold keys [first, first + count).
+template <class Run>
+inline void each_run(const Attention& call, const Unit& unit, std::int64_t first, int count, Run run) {
+    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
+    std::int64_t column = first / call.block_size, slot = first % call.block_size;
+    for (int i = 0; i < count; ++column, slot = 0) {
+        const std::int64_t left = call.block_size - slot;
+        const int size = left < count - i ? static_cast<int>(left) : count - i;
+        run(table[column], slot, i, size);
+        i += size;
+    }
+}
+
+inline const std::uint16_t* scales_at(const Scales& scales, const Unit& unit, std::int64_t block,
+                                      std::int64_t slot) {
+    return scales.data + block * scales.block_stride + unit.kv_head * scales.head_stride +
+           slot * scales.slot_stride;
+}
+
+inline float widened(std::uint16_t bf16) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(bf16) << 16;
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The scales of a tile, and a request for those of the tile behind it.
+template <class T>
+inline void load_scales(const Attention& call, const Unit& unit, Tile<T>& tile) {
+    const int parts = call.part_dims[1] > 0 ? 2 : 1;
+    each_run(call, unit, tile.first, tile.count, [&](auto block, auto slot, int place, int size) {
+        const std::uint16_t* key = scales_at(call.keys.scales, unit, block, slot);
+        const std::uint16_t* value = scales_at(call.values.scales, unit, block, slot);
+        for (int part = 0; part < parts; ++part) {
+            for (int i = 0; i < size; ++i) {
+                tile.key_scales[part][place + i] = widened(key[i * call.keys.scales.slot_stride + part]);
+            }
+        }
+        for (int i = 0; i < size; ++i) {
+            tile.value_scales[place + i] = widened(value[i * call.values.scales.slot_stride]);
+        }
+    });
+    const std::int64_t next = tile.first + TILE_KEYS, left = unit.last_key - next;
+    const int count = left < TILE_KEYS ? static_cast<int>(left) : TILE_KEYS;
+    each_run(call, unit, next, count, [&](auto block, auto slot, int, int) {
+        __builtin_prefetch(scales_at(call.keys.scales, unit, block, slot));
+        __builtin_prefetch(scales_at(call.values.scales, unit, block, slot));
+    });
+}
+
+// Fills the places that no lane sees with the first one that some lane does.
+template <class T>
+inline void fill_gaps(Tile<T>& tile) {
+    const int anchor = __builtin_ctzll(tile.seen);
+    for (int i = 0; tile.seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
+        if (tile.seen >> i & 1) continue;
+        tile.keys[i] = tile.keys[anchor];
+        tile.values[i] = tile.values[anchor];
+        if constexpr (IS_CODE<T>) {
+            for (auto& scales : tile.key_scales) scales[i] = scales[anchor];
+            tile.value_scales[i] = tile.value_scales[anchor];
+        }
+    }
+}
+
 template <class T>
 inline void locate(const Attention& call, const Unit& unit, std::int64_t first, Tile<T>& tile) {
     tile.first = first;
@@ -51,26 +129,38 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
     tile.seen &= visible(unit.first_key, unit.last_key, first);
     if (tile.seen == 0) return;
     tile.count = 64 - __builtin_clzll(tile.seen);
-    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
     const T* keys = static_cast<const T*>(call.keys.data) + unit.kv_head * call.keys.head_stride;
     const T* values = static_cast<const T*>(call.values.data) + unit.kv_head * call.values.head_stride;
-    std::int64_t column = first / call.block_size, slot = first % call.block_size;
-    for (int i = 0; i < tile.count; ++column, slot = 0) {
-        const T* key = keys + table[column] * call.keys.block_stride + slot * call.keys.slot_stride;
-        const T* value =
-            values + table[column] * call.values.block_stride + slot * call.values.slot_stride;
-        const std::int64_t left = call.block_size - slot;
-        const int stop = left < tile.count - i ? i + static_cast<int>(left) : tile.count;
-        for (; i < stop; ++i, key += call.keys.slot_stride, value += call.values.slot_stride) {
-            tile.keys[i] = key;
-            tile.values[i] = value;
+    each_run(call, unit, first, tile.count, [&](auto block, auto slot, int place, int size) {
+        const T* key = keys + block * call.keys.block_stride + slot * call.keys.slot_stride;
+        const T* value = values + block * call.values.block_stride + slot * call.values.slot_stride;
+        for (int i = 0; i < size; ++i) {
+            tile.keys[place + i] = key + i * call.keys.slot_stride;
+            tile.values[place + i] = value + i * call.values.slot_stride;
         }
-    }
-    const int anchor = __builtin_ctzll(tile.seen);
-    for (int i = 0; tile.seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
-        if (tile.seen >> i & 1) continue;
-        tile.keys[i] = tile.keys[anchor];
-        tile.values[i] = tile.values[anchor];
+    });
+    if constexpr (IS_CODE<T>) load_scales(call, unit, tile);
+    fill_gaps(tile);
+}
+
+// Scores of a tile: of codes, those of each part times the key's scale for it.
+template <class Math, class T>
+inline void score(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
+                  const Scratch& scratch) {
+    if constexpr (!IS_CODE<T>) {
+        Math::scores(call, lanes, tile, next, scratch, Part{0, 0, call.head_dim}, scratch.scores);
+    } else {
+        const Part first{0, 0, call.part_dims[0]}, second{1, call.part_dims[0], call.part_dims[1]};
+        Math::scores(call, lanes, tile, next, scratch, first, scratch.scores);
+        if (second.dims > 0) Math::scores(call, lanes, tile, next, scratch, second, scratch.weights);
+        for (int lane = 0; lane < lanes; ++lane) {
+            float* scores = scratch.scores + lane * TILE_KEYS;
+            const float* others = scratch.weights + lane * TILE_KEYS;
+            for (int i = 0; i < TILE_KEYS; ++i) scores[i] *= tile.key_scales[0][i];
+            for (int i = 0; second.dims > 0 && i < TILE_KEYS; ++i) {
+                scores[i] += others[i] * tile.key_scales[1][i];
+            }
+        }
     }
 }
 
@@ -94,7 +184,7 @@ inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile,
             partial.max[lane] = max;
             const float anchor = max == MINUS_INFINITY ? 0.0f : max;
             partial.sum[lane] =
-                partial.sum[lane] * fade[lane] + Math::weigh(scratch, lane, scale, anchor);
+                partial.sum[lane] * fade[lane] + Math::weigh(tile, scratch, lane, scale, anchor);
         }
     }
 }
@@ -119,7 +209,7 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
         next.seen = 0;
         if (first + TILE_KEYS < unit.last_key) locate(call, unit, first + TILE_KEYS, next);
         if (tile.seen == 0) continue;
-        Math::scores(call, lanes, tile, next, scratch);
+        score<Math>(call, lanes, tile, next, scratch);
         soften<Math>(call, unit, tile, scratch, partial, fade);
         Math::accumulate(call, lanes, tile, next, scratch, fade, partial.out);
     }

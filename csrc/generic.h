@@ -1,4 +1,4 @@
-// Attention in float32 on vectors of any width, for each kind of element in the cache.
+// Attention in float32 on vectors of any width, for each kind of query and of element in the cache.
 #pragma once
 
 #include "flash.h"
@@ -7,7 +7,7 @@
 namespace kvspan {
 namespace {
 
-template <class T>
+template <class Query, class T>
 struct Generic {
     using Element = T;
     static constexpr int KEYS = WIDTH == 16 ? 4 : 2;  // register blocks: KEYS x LANES sums of scores,
@@ -25,9 +25,9 @@ struct Generic {
     static void load_query(const Attention& call, const Unit& unit, const Scratch& scratch) {
         const int dim = call.head_dim, width = padded(dim);
         for (int lane = 0; lane < unit.lanes(); ++lane) {
-            const T* from = static_cast<const T*>(call.query) +
-                            (unit.first_row + lane / unit.heads) * call.query_row_stride +
-                            (unit.first_head + lane % unit.heads) * call.query_head_stride;
+            const Query* from = static_cast<const Query*>(call.query) +
+                                (unit.first_row + lane / unit.heads) * call.query_row_stride +
+                                (unit.first_head + lane % unit.heads) * call.query_head_stride;
             float* to = scratch.query + static_cast<std::int64_t>(lane) * width;
             for (int d = 0; d < width; d += WIDTH) {
                 store(to + d, d + WIDTH <= dim ? load(from + d)
@@ -38,30 +38,31 @@ struct Generic {
     }
 
     static void scores(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
-                       const Scratch& scratch) {
+                       const Scratch& scratch, const Part& part, float* to) {
         for (int key = 0; key < tile.count; key += KEYS) {
-            fetch(next.keys, next, key, KEYS, call.head_dim);
+            fetch(next.keys, next, key, KEYS, part.first, part.dims);
             int lane = 0;
-            for (; lane + LANES <= lanes; lane += LANES) dot<LANES>(call, lane, key, tile, scratch);
-            for (; lane < lanes; ++lane) dot<1>(call, lane, key, tile, scratch);
+            for (; lane + LANES <= lanes; lane += LANES)
+                dot<LANES>(call, lane, key, tile, scratch, part, to);
+            for (; lane < lanes; ++lane) dot<1>(call, lane, key, tile, scratch, part, to);
         }
     }
 
-    static float weigh(const Scratch& scratch, int lane, float scale, float max) {
+    static float weigh(const Tile<T>& tile, const Scratch& scratch, int lane, float scale, float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         float* weights = scratch.weights + lane * TILE_KEYS;
         Vec total{};
         for (int i = 0; i < TILE_KEYS; i += WIDTH) {
             const Vec weight = kvspan::exp2(load(scores + i) * scale - max);
-            store(weights + i, weight);
             total += weight;
+            store(weights + i, IS_CODE<T> ? weight * load(tile.value_scales + i) : weight);
         }
         return sum(total);
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
                            const Scratch& scratch, const float* fade, float* out) {
-        fetch(next.values, next, 0, TILE_KEYS, call.value_dim);
+        fetch(next.values, next, 0, TILE_KEYS, 0, call.value_dim);
         for (int d = 0; d < call.value_dim; d += VECTORS * WIDTH) {
             int lane = 0;
             for (; lane + LANES <= lanes; lane += LANES)
@@ -74,34 +75,33 @@ struct Generic {
 
 private:
     // Asks for what the next tile reads at its keys [key, key + count).
-    static void fetch(const T* const* rows, const Tile<T>& next, int key, int count, int dim) {
+    static void fetch(const T* const* rows, const Tile<T>& next, int key, int count, int first, int dims) {
         if (next.seen == 0) return;
         for (int i = key; i < key + count && i < TILE_KEYS; ++i) {
-            for (int d = 0; d < dim; d += 64 / static_cast<int>(sizeof(T)))
+            for (int d = first; d < first + dims; d += 64 / static_cast<int>(sizeof(T)))
                 __builtin_prefetch(rows[i] + d);
         }
     }
 
     template <int N>
     static void dot(const Attention& call, int lane, int key, const Tile<T>& tile,
-                    const Scratch& scratch) {
-        const int dim = call.head_dim, width = padded(dim);
+                    const Scratch& scratch, const Part& part, float* to) {
+        const int end = part.first + part.dims, width = padded(call.head_dim);
         const float* query = scratch.query + static_cast<std::int64_t>(lane) * width;
         Vec sums[N][KEYS] = {};
-        int d = 0;
-        const auto step = [&](const auto& key_at) {
+        int d = part.first;
+        const auto step = [&](const auto& at) {
             Vec keys[KEYS];
-            for (int k = 0; k < KEYS; ++k) keys[k] = key_at(tile.keys[key + k] + d);
+            for (int k = 0; k < KEYS; ++k) keys[k] = at(tile.keys[key + k] + d);
             for (int n = 0; n < N; ++n) {
-                const Vec q = load(query + n * width + d);
+                const Vec q = at(query + n * width + d);
                 for (int k = 0; k < KEYS; ++k) sums[n][k] += q * keys[k];
             }
         };
-        for (; d + WIDTH <= dim; d += WIDTH) step([](const T* p) { return load(p); });
-        if (d < dim) step([&](const T* p) { return load_some(p, dim - d); });
+        for (; d + WIDTH <= end; d += WIDTH) step([](const auto* p) { return load(p); });
+        if (d < end) step([&](const auto* p) { return load_some(p, end - d); });
         for (int n = 0; n < N; ++n) {
-            for (int k = 0; k < KEYS; ++k)
-                scratch.scores[(lane + n) * TILE_KEYS + key + k] = sum(sums[n][k]);
+            for (int k = 0; k < KEYS; ++k) to[(lane + n) * TILE_KEYS + key + k] = sum(sums[n][k]);
         }
     }
 
@@ -149,14 +149,26 @@ private:
     }
 };
 
-inline Kernel generic_kernel(Dtype dtype) {
+template <class Query>
+inline Kernel generic_kernel_of(Dtype stored) {
+    switch (stored) {
+        case Dtype::i8:
+            return flash<Generic<Query, I8>>;
+        case Dtype::e4m3:
+            return flash<Generic<Query, E4m3>>;
+        default:
+            return flash<Generic<Query, Query>>;
+    }
+}
+
+inline Kernel generic_kernel(Dtype dtype, Dtype stored) {
     switch (dtype) {
         case Dtype::bf16:
-            return flash<Generic<Bf16>>;
+            return generic_kernel_of<Bf16>(stored);
         case Dtype::f16:
-            return flash<Generic<F16>>;
+            return generic_kernel_of<F16>(stored);
         default:
-            return flash<Generic<float>>;
+            return generic_kernel_of<float>(stored);
     }
 }
 

@@ -13,32 +13,38 @@ bool available(Isa isa) {
         case Isa::avx512:
             return available(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16");
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") &&
+                   __builtin_cpu_supports("avx512vbmi");
 #endif
         default:
             return false;
     }
 }
 
-Kernel attention_kernel(Isa isa, Dtype dtype) {
+Kernel attention_kernel(Isa isa, Dtype dtype, Dtype stored) {
     switch (isa) {
 #ifdef KVSPAN_X86
         case Isa::avx2:
-            return avx2_kernel(dtype);
+            return avx2_kernel(dtype, stored);
         case Isa::avx512:
-            return avx512_kernel(dtype);
+            return avx512_kernel(dtype, stored);
 #endif
         default:
-            return portable_kernel(dtype);
+            return portable_kernel(dtype, stored);
     }
 }
 
 LinearKernel linear_kernel(Isa isa) {
+    switch (isa) {
 #ifdef KVSPAN_X86
-    if (isa == Isa::avx512) return avx512_linear();
+        case Isa::avx2:
+            return avx2_linear();
+        case Isa::avx512:
+            return avx512_linear();
 #endif
-    static_cast<void>(isa);
-    return nullptr;
+        default:
+            return portable_linear();
+    }
 }
 
 const RowKernels& row_kernels(Isa isa, Dtype dtype) {

@@ -12,18 +12,20 @@ enum class Isa { portable, avx2, avx512 };
 // Whether this build has the kernels of `isa` and this processor can run them.
 bool available(Isa isa);
 
-// The attention kernel of an instruction set that is available.
-Kernel attention_kernel(Isa isa, Dtype dtype);
+// The attention kernel of an instruction set that is available, for queries of `dtype`.
+Kernel attention_kernel(Isa isa, Dtype dtype, Dtype stored);
 
-// The kernel of linear layers in bf16, or null where there is none worth having.
+// The kernel of linear layers in bf16.
 LinearKernel linear_kernel(Isa isa);
 
 const RowKernels& row_kernels(Isa isa, Dtype dtype);
 
 // One table of kernels for each instruction set, in a file compiled for it.
-Kernel portable_kernel(Dtype dtype);
-Kernel avx2_kernel(Dtype dtype);
-Kernel avx512_kernel(Dtype dtype);
+Kernel portable_kernel(Dtype dtype, Dtype stored);
+Kernel avx2_kernel(Dtype dtype, Dtype stored);
+Kernel avx512_kernel(Dtype dtype, Dtype stored);
+LinearKernel portable_linear();
+LinearKernel avx2_linear();
 LinearKernel avx512_linear();
 const RowKernels& portable_rows(Dtype dtype);
 const RowKernels& avx2_rows(Dtype dtype);

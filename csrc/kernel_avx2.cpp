@@ -1,8 +1,10 @@
 #include "generic.h"
+#include "generic_linear.h"
 #include "generic_rows.h"
 #include "isa.h"
 
 namespace kvspan {
-Kernel avx2_kernel(Dtype dtype) { return generic_kernel(dtype); }
+Kernel avx2_kernel(Dtype dtype, Dtype stored) { return generic_kernel(dtype, stored); }
+LinearKernel avx2_linear() { return GenericLinear::panel; }
 const RowKernels& avx2_rows(Dtype dtype) { return generic_rows(dtype); }
 }  // namespace kvspan

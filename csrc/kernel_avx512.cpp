@@ -5,8 +5,16 @@
 #include "isa.h"
 
 namespace kvspan {
-Kernel avx512_kernel(Dtype dtype) {
-    return dtype == Dtype::bf16 ? flash<Bf16Dot> : generic_kernel(dtype);
+Kernel avx512_kernel(Dtype dtype, Dtype stored) {
+    if (dtype != Dtype::bf16) return generic_kernel(dtype, stored);
+    switch (stored) {
+        case Dtype::i8:
+            return flash<Bf16Dot<CodeCells<I8>>>;
+        case Dtype::e4m3:
+            return flash<Bf16Dot<CodeCells<E4m3>>>;
+        default:
+            return flash<Bf16Dot<Bf16Cells>>;
+    }
 }
 LinearKernel avx512_linear() { return Bf16Linear::panel; }
 const RowKernels& avx512_rows(Dtype dtype) { return generic_rows(dtype); }

@@ -1,8 +1,10 @@
 #include "generic.h"
+#include "generic_linear.h"
 #include "generic_rows.h"
 #include "isa.h"
 
 namespace kvspan {
-Kernel portable_kernel(Dtype dtype) { return generic_kernel(dtype); }
+Kernel portable_kernel(Dtype dtype, Dtype stored) { return generic_kernel(dtype, stored); }
+LinearKernel portable_linear() { return GenericLinear::panel; }
 const RowKernels& portable_rows(Dtype dtype) { return generic_rows(dtype); }
 }  // namespace kvspan

@@ -7,17 +7,22 @@
 namespace kvspan {
 namespace {
 
-constexpr std::int64_t RUN_BYTES = 1 << 17;  // of weights: what a thread takes at a time
+constexpr std::int64_t CHUNK_ROWS = 240;  // whose input stays in a core's cache while panels go by
+constexpr std::int64_t TASKS_PER_THREAD = 8;  // so that a thread which starts late still finds work
+constexpr std::int64_t MOST_PANELS = 4;       // that are read in one run
 
 }  // namespace
 
 void multiply(const Linear& call, LinearKernel kernel, int threads) {
-    const std::int64_t panel_bytes = LINEAR_PANEL * std::max<std::int64_t>(call.inputs, 1) * 2;
-    const std::int64_t run = std::max<std::int64_t>(RUN_BYTES / panel_bytes, 1) * LINEAR_PANEL;
-    parallel_for((call.outputs + run - 1) / run, threads, [&](std::int64_t i) {
-        const std::int64_t stop = std::min(call.outputs, (i + 1) * run);
-        for (std::int64_t first = i * run; first < stop; first += LINEAR_PANEL) {
-            kernel(call, first, static_cast<int>(std::min<std::int64_t>(LINEAR_PANEL, stop - first)));
+    const std::int64_t panels = call.panels();
+    const std::int64_t chunks = (call.rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    const std::int64_t run = std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, MOST_PANELS);
+    const std::int64_t runs = (panels + run - 1) / run;
+    parallel_for(chunks * runs, threads, [&](std::int64_t i) {
+        const std::int64_t row = i / runs * CHUNK_ROWS, first = i % runs * run;
+        const std::int64_t rows = std::min(CHUNK_ROWS, call.rows - row);
+        for (std::int64_t panel = first; panel < std::min(first + run, panels); ++panel) {
+            kernel(call, {panel, row, rows});
         }
     });
 }

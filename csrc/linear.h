@@ -1,24 +1,33 @@
-// A linear layer on few rows of bf16: reading the weights once is all that it costs.
+// A linear layer in bf16, its weight in panels: one form for few rows, where reading the weight is all
+// that it costs, and for many, where arithmetic is.
 #pragma once
 
 #include <cstdint>
 
 namespace kvspan {
 
+constexpr int LINEAR_PANEL = 32;  // outputs of a panel
+
 // out[r][n] = sum_k input[r][k] weight[n][k] + bias[n]; sums are made in float32. Strides in elements.
 struct Linear {
     const void* input;
     std::int64_t rows, input_stride;
-    const void* weight;
-    std::int64_t outputs, weight_stride, inputs;
+    const void* weight;  // [panels][pairs of inputs][LINEAR_PANEL][2], zeros past the last output and input
+    std::int64_t outputs, inputs;
     const void* bias;  // or null
     void* out;         // [rows, outputs], contiguous: bf16, or float32 if `wide`
     bool wide;
+
+    std::int64_t pairs() const { return (inputs + 1) / 2; }
+    std::int64_t panels() const { return (outputs + LINEAR_PANEL - 1) / LINEAR_PANEL; }
 };
 
-// Outputs [first, first + count) of all rows; `count` is at most LINEAR_PANEL.
-using LinearKernel = void (*)(const Linear&, std::int64_t first, int count);
-constexpr int LINEAR_PANEL = 16;
+// The outputs of one panel for some rows.
+struct LinearTask {
+    std::int64_t panel, first_row, rows;
+};
+
+using LinearKernel = void (*)(const Linear&, const LinearTask&);
 
 // All outputs, on at most `threads` threads.
 void multiply(const Linear& call, LinearKernel kernel, int threads);

@@ -26,14 +26,21 @@ typedef float Vec __attribute__((vector_size(WIDTH * 4)));
 typedef std::int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef std::uint32_t Words __attribute__((vector_size(WIDTH * 4)));
 typedef std::uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
+typedef std::int8_t Bytes __attribute__((vector_size(WIDTH)));
 typedef float Quad __attribute__((vector_size(16)));
 
-// Elements of a cache: 16 bits of either kind, or a float.
+// Elements of a cache beside floats: 16 bits of either kind, or codes of 8, which have a scale elsewhere.
 struct Bf16 {
     std::uint16_t bits;
 };
 struct F16 {
     std::uint16_t bits;
+};
+struct I8 {
+    std::int8_t bits;
+};
+struct E4m3 {
+    std::uint8_t bits;
 };
 
 inline Vec splat(float x) { return x - Vec{}; }
@@ -78,6 +85,24 @@ inline Vec load(const F16* p) {
     const Words special = (Words)(magnitude >= 0x0f800000u) & 0x7f800000u;
     return as_floats(scaled | special | ((w & 0x8000u) << 16));
 #endif
+}
+
+inline Vec load(const I8* p) {
+    Bytes b;
+    std::memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(__builtin_convertvector(b, Ints), Vec);
+}
+
+// Exponent and fraction are moved to where a float has them. A subnormal is then read as a number with a
+// leading 1, which is taken off again: no float here is subnormal, so no mode of the processor matters.
+inline Vec load(const E4m3* p) {
+    Bytes b;
+    std::memcpy(&b, p, sizeof b);
+    const Words w = (Words)__builtin_convertvector(b, Ints);
+    const Words bits = ((w & 0x7fu) << 20) + (120u << 23);
+    const Vec normal = as_floats(bits);
+    const Vec value = bits >= (121u << 23) ? normal : (normal - 0x1p-7f) * 2.0f;
+    return as_floats(as_words(value) | (w & 0x80000000u));  // the sign was carried up
 }
 
 // The first `count` < WIDTH elements, then zeros; nothing behind them is read.

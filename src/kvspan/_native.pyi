@@ -11,18 +11,24 @@ class Isa(Enum):
     avx512 = 2
 
 class Dtype(Enum):
-    """Elements of a cache."""
+    """Elements of a cache, and codes of 8 bits."""
 
     f32 = 0
     bf16 = 1
     f16 = 2
+    i8 = 3
+    e4m3 = 4
 
 def available(isa: Isa, /) -> bool:
     """Whether this build has the instruction set's kernels and this processor runs them."""
 
+def prefer_huge_pages(memory: int, size: int, /) -> None:
+    """A wish about memory that has not been touched; `size` in bytes."""
+
 def attend(
     isa: Isa,
     dtype: Dtype,
+    stored: Dtype,
     threads: int,
     scale: float,
     query: int,
@@ -32,15 +38,24 @@ def attend(
     key_block: int,
     key_head: int,
     key_slot: int,
+    key_scales: int,
+    key_scale_block: int,
+    key_scale_head: int,
+    key_scale_slot: int,
     values: int,
     value_block: int,
     value_head: int,
     value_slot: int,
+    value_scales: int,
+    value_scale_block: int,
+    value_scale_head: int,
+    value_scale_slot: int,
     heads: int,
     kv_heads: int,
     head_dim: int,
     value_dim: int,
     block_size: int,
+    first_part: int,
     sequences: int,
     row_starts: int,
     table_starts: int,
@@ -100,25 +115,16 @@ class ShmGroup:
     def finish(self, timeout_s: float, /) -> int:
         """Waits; the rank that has not come in time, or -1."""
 
-def has_linear(isa: Isa, /) -> bool:
-    """Whether the instruction set has a kernel for linear layers in bf16."""
+class LinearLayer:
+    """A linear layer in bf16; see `csrc/linear.h`. What is given as an address outlives it."""
 
-def linear(
-    isa: Isa,
-    threads: int,
-    input: int,
-    rows: int,
-    input_stride: int,
-    weight: int,
-    outputs: int,
-    weight_stride: int,
-    inputs: int,
-    bias: int,
-    out: int,
-    wide: bool,
-    /,
-) -> None:
-    """A linear layer on few rows of bf16; `bias` 0 = none; `wide` = the output is float32."""
+    def __init__(self, isa: Isa, weight: int, outputs: int, inputs: int, bias: int, /) -> None:
+        """`weight` is in panels; `bias` 0 = none."""
+
+    def __call__(
+        self, threads: int, input: int, rows: int, input_stride: int, out: int, wide: bool, /
+    ) -> None:
+        """`wide` = the output is float32."""
 
 def rms_norm(
     isa: Isa,

@@ -24,7 +24,7 @@ from kvspan.cache.manager import Allocation, CacheManager
 from kvspan.cache.prefix import UnitKeys
 from kvspan.errors import ConfigError
 from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, pack_tokens
+from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, TokenLog, pack_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class SequenceState:
     """
 
     request_id: int
-    tokens: list[int]
+    tokens: TokenLog
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
@@ -186,7 +186,7 @@ class Scheduler:
     def add(self, state: SequenceState) -> None:
         """Queues a request, which must fit the pools (`CacheManager.fits`) with all its output."""
         assert state.request_id not in self._states, f"request {state.request_id} is there already"
-        assert state.tokens, f"request {state.request_id} has no tokens"
+        assert len(state.tokens), f"request {state.request_id} has no tokens"
         assert self._cache.fits(len(state.tokens) + 1), f"request {state.request_id} can never run"
         self._states[state.request_id] = state
         insort(self._waiting, state, key=_place)

@@ -8,11 +8,11 @@ Everything that crosses a process is a msgspec struct. Knows no tensors.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from kvspan.request import SamplingParams
 
@@ -35,7 +35,50 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
     seed: int
 
 
-def pack_tokens(tokens: Sequence[int]) -> bytes:
+class TokenLog(Protocol):
+    """Tokens of a request, in order; it grows at the end. A `list` of ids is one."""
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        ...
+
+    def __getitem__(self, index: slice, /) -> list[int]:
+        """Some of them."""
+        ...
+
+    def append(self, token: int, /) -> None:
+        """Puts one more at the end."""
+        ...
+
+
+class CountedTokens:
+    """Tokens that nobody knows but for their number, as a trace has them: each counts as token 0.
+
+    Args:
+        num_tokens: how many.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def __len__(self) -> int:
+        """Tokens so far."""
+        return self._num_tokens
+
+    def __getitem__(self, index: slice, /) -> list[int]:
+        """Some of them."""
+        return [0] * len(range(*index.indices(self._num_tokens)))
+
+    def __array__(self, dtype: DTypeLike | None = None, *, copy: bool | None = None) -> NDArray[Any]:
+        """All of them at once, for `pack_tokens`."""
+        return np.zeros(self._num_tokens, dtype)
+
+    def append(self, _token: int, /) -> None:
+        """One more, whatever it is."""
+        self._num_tokens += 1
+
+
+def pack_tokens(tokens: Sequence[int] | TokenLog) -> bytes:
     """Token ids as little-endian int32: a 100K-token prompt crosses as 400 KB and one copy."""
     return np.asarray(tokens, dtype="<i4").tobytes()
 
@@ -123,6 +166,36 @@ class StepResult(msgspec.Struct, frozen=True, array_like=True):
     rows: tuple[Sampled, ...]
 
 
+class Fill(msgspec.Struct, frozen=True, array_like=True):
+    """Keys and values for units that nobody computes: made up, so that decoding can be measured alone.
+
+    Args:
+        units: in order, each `pool * blocks_per_pool + block`.
+        num_tokens: tokens from their beginning on that get keys and values.
+        seed: fixes them; with the layer, the head and the position, and with nothing of the layout.
+    """
+
+    units: tuple[int, ...]
+    num_tokens: int
+    seed: int
+
+
+class TimedSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A stretch of a rank's time.
+
+    Args:
+        name: what it was spent on.
+        start_s: by the machine's monotonic clock, the same for all processes of a host.
+        stop_s: likewise.
+        own_s: its length without the spans inside it.
+    """
+
+    name: str
+    start_s: float
+    stop_s: float
+    own_s: float
+
+
 class RankReport(msgspec.Struct, frozen=True, array_like=True):
     """What a rank tells once its weights are loaded, so that the cache can be sized.
 
@@ -177,4 +250,35 @@ class Executor(Protocol):
 
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
+        ...
+
+
+class MeasuredExecutor(Executor, Protocol):
+    """An executor that can be measured as well as used. What is asked comes between two steps."""
+
+    def probe(self) -> None:
+        """Looks whether all ranks are there, and waits for nothing.
+
+        Raises:
+            EngineDeadError: a rank has ended since the last step. All ranks have been ended.
+        """
+        ...
+
+    def fill(self, fill: Fill) -> None:
+        """Makes every rank write keys and values that it makes up.
+
+        Raises:
+            EngineDeadError: a rank died or failed.
+        """
+        ...
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """Makes ranks that were started watched note their time, or no longer.
+
+        Returns:
+            For each rank what it noted since the last call, in order of their ends.
+
+        Raises:
+            EngineDeadError: a rank died or failed.
+        """
         ...

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,11 +16,14 @@ from hypothesis import strategies as st
 
 from kvspan.attention.backends.cpu import NativeKernel
 from kvspan.attention.backends.reference import ReferenceKernel
+from kvspan.attention.contract import Cached, KeyIndex
+from kvspan.attention.scaled import LIMITS, Scaled
 from kvspan.config.environment import CPU_ISA, CPU_ISAS
 from kvspan.native import NativePath, native_path
-from kvspan.testing.cases import DTYPES, AttentionCase, SequenceRows, attention_cases
+from kvspan.testing.cases import DTYPES, AttentionCase, SequenceRows, attention_cases, coded_cases
 from kvspan.testing.tolerance import assert_within
 
+Inputs = tuple[torch.Tensor, Cached, Cached, KeyIndex, float]
 WITHOUT = NativePath(None, "the native extension cannot be imported (it was not built)")
 
 
@@ -46,12 +50,21 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def assert_right(kernel: NativeKernel, case: AttentionCase) -> None:
     """Compares with the reference; the LSE as exactly as in float32 for every dtype."""
     out, lse = kernel(*case.inputs())
-    wanted, wanted_lse = ReferenceKernel()(*case.inputs())
+    wanted, wanted_lse = ReferenceKernel()(*exact_inputs(case))
     assert_within(out, wanted, "attention", case.dtype)
     assert_within(lse, wanted_lse, "lse", torch.float32)
 
 
-@pytest.mark.parametrize("case", list(attention_cases()), ids=str)
+def exact_inputs(case: AttentionCase) -> Inputs:
+    """The same inputs, the scales of codes multiplied in float64."""
+    query, keys, values, index, scale = case.inputs()
+    if not isinstance(keys, Scaled) or not isinstance(values, Scaled):
+        return query, keys, values, index, scale
+    wide = torch.float64
+    return query.to(wide), replace(keys, dtype=wide), replace(values, dtype=wide), index, scale
+
+
+@pytest.mark.parametrize("case", [*attention_cases(), *coded_cases()], ids=str)
 def test_every_instruction_set_equals_the_reference(kernel: NativeKernel, case: AttentionCase) -> None:
     assert_right(kernel, case)
 
@@ -77,6 +90,7 @@ def cases(draw: st.DrawFn) -> AttentionCase:
         latent=value_dim is not None,
         block_size=8 * draw(st.integers(1, 5)),
         dtype=draw(st.sampled_from(DTYPES)),
+        codes=draw(st.sampled_from([None, *LIMITS])),
         sequences=tuple(draw(st.lists(rows_of_a_sequence(), max_size=4))),
         seed=draw(st.integers(0, 99)),
     )
@@ -101,10 +115,27 @@ def decode_case(*lens: int, dtype: torch.dtype = torch.bfloat16) -> AttentionCas
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codes", [None, *LIMITS], ids=str)
 def test_keys_split_over_threads_are_merged(
-    kernel: NativeKernel, threads: int, dtype: torch.dtype
+    kernel: NativeKernel, threads: int, dtype: torch.dtype, codes: torch.dtype | None
 ) -> None:
-    assert_right(kernel, decode_case(5000, 1, 0, 700, dtype=dtype))
+    assert_right(kernel, replace(decode_case(5000, 1, 0, 700, dtype=dtype), codes=codes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codes", LIMITS, ids=str)
+def test_every_code_is_read_as_torch_reads_it(
+    kernel: NativeKernel, dtype: torch.dtype, codes: torch.dtype
+) -> None:
+    """One key a row, so that its output is the value: every code but those that are no number."""
+    value = torch.arange(256).to(torch.uint8).view(codes)
+    value = value[value.float().isfinite() & (value.float() >= -LIMITS[codes])]
+    value = torch.cat([value, value[: -len(value) % 8]])
+    scales = torch.ones(1, 1, 8, 1, dtype=torch.bfloat16)
+    cached = Scaled(value.repeat(8, 1)[None, None], scales, (len(value),), dtype)
+    index = KeyIndex((0, 1), (torch.tensor([0]),), np.array([3]), np.array([4]))
+    out, _ = kernel(torch.zeros(1, 1, len(value), dtype=dtype), cached, cached, index, 1.0)
+    assert torch.equal(out[0, 0], value.to(dtype))
 
 
 def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel) -> None:

@@ -4,23 +4,22 @@ import pytest
 import torch
 
 from kvspan.config.environment import CPU_ISAS
-from kvspan.layers.matmul import MOST_ROWS, NativeLinear, linear, wide_linear
+from kvspan.layers.linear import ColumnLinear, Storage, pack
+from kvspan.layers.matmul import Arena, PackedProduct, packed_bytes, packing_isa
 from kvspan.layers.rows import NativeRowOps, TorchRowOps
-from kvspan.native import NativePath
 from kvspan.testing.cases import DTYPES
 
 SIZES = [8, 40, 576, 1000]
 
 
-def isas(*, with_linear: bool) -> list[str]:
+def isas() -> list[str]:
     native = pytest.importorskip("kvspan._native")
-    there = [isa for isa in CPU_ISAS if native.available(native.Isa[isa])]
-    return [isa for isa in there if not with_linear or native.has_linear(native.Isa[isa])]
+    return [isa for isa in CPU_ISAS if native.available(native.Isa[isa])]
 
 
 @pytest.fixture(params=CPU_ISAS)
 def ops(request: pytest.FixtureRequest) -> NativeRowOps:
-    if request.param not in isas(with_linear=False):
+    if request.param not in isas():
         pytest.skip(f"this build or processor has no {request.param}")
     return NativeRowOps(request.param)
 
@@ -36,25 +35,59 @@ def assert_last_bit(got: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 7, MOST_ROWS])
-@pytest.mark.parametrize(("inputs", "outputs"), [(8, 1), (40, 17), (576, 100), (1000, 15), (0, 5)])
-def test_linear_equals_float64(rows: int, inputs: int, outputs: int) -> None:
+def packed(weight: torch.Tensor, bias: torch.Tensor | None, isa: str) -> PackedProduct:
+    return PackedProduct(
+        weight, bias, memory=Arena(packed_bytes(weight)).take(packed_bytes(weight)), isa=isa
+    )
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 11, 12, 13, 37, 250])
+@pytest.mark.parametrize(
+    ("inputs", "outputs"), [(8, 1), (40, 17), (41, 33), (576, 100), (1000, 15), (0, 5), (8, 0)]
+)
+def test_packed_product_equals_float64(isa: str, rows: int, inputs: int, outputs: int) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
     x, weight = randn(rows, inputs + 3).bfloat16()[:, :inputs], randn(outputs, inputs).bfloat16()
     bias = randn(outputs, seed=1).bfloat16()
     exact = x.double() @ weight.double().T
-    torch.testing.assert_close(wide_linear(x, weight).double(), exact, atol=2e-1, rtol=1e-2)
-    for isa in isas(with_linear=True):
-        native = NativeLinear(NativePath(isa, ""))
-        wide = native(x, weight, None, torch.float32)
-        torch.testing.assert_close(wide.double(), exact, atol=1e-4, rtol=1e-5)
-        wanted = (exact + bias.double()).bfloat16()
-        torch.testing.assert_close(native(x, weight, bias, torch.bfloat16), wanted, atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(packed(weight, None, isa).wide(x).double(), exact, atol=1e-4, rtol=1e-5)
+    wanted = (exact + bias.double()).bfloat16()
+    torch.testing.assert_close(packed(weight, bias, isa)(x), wanted, atol=1e-3, rtol=1e-2)
 
 
-def test_what_the_native_linear_does_not_take_goes_to_torch() -> None:
-    for x in (randn(MOST_ROWS + 1, 16).bfloat16(), randn(2, 16), randn(16, 2).bfloat16().T):
-        weight = randn(5, 16).to(x.dtype)
-        torch.testing.assert_close(linear(x, weight), torch.nn.functional.linear(x, weight))
+@pytest.mark.parametrize("isa", CPU_ISAS)
+def test_an_output_is_the_same_whatever_rows_share_the_call(isa: str) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
+    x, product = randn(29, 576).bfloat16(), packed(randn(70, 576).bfloat16(), None, isa)
+    alone = torch.cat([product.wide(row) for row in x.split(1)])
+    assert torch.equal(product.wide(x), alone)
+
+
+def test_rows_of_a_packed_weight_are_those_that_were_packed() -> None:
+    for outputs, inputs in ((70, 16), (32, 9), (5, 1)):
+        weight = randn(outputs, inputs).bfloat16()
+        which = torch.tensor([outputs - 1, 0, outputs // 2, 0])
+        assert torch.equal(packed(weight, None, "avx2").rows(which), weight[which])
+
+
+def test_packing_keeps_a_weight_once_and_leaves_other_dtypes_alone() -> None:
+    shapes = {"in_features": 16, "out_features": 40, "bias": True}
+    layers = [
+        ColumnLinear(**shapes, storage=Storage(dtype, torch.device("cpu")))
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    for layer in layers:
+        layer.weight.normal_(), layer.bias.normal_()
+    wanted = [layer(randn(3, 16).to(layer.weight.dtype)) for layer in layers]
+    pack(layers)
+    for layer, before in zip(layers, wanted, strict=True):
+        torch.testing.assert_close(layer(randn(3, 16).to(before.dtype)), before, atol=2e-2, rtol=2e-2)
+    if packing_isa() is not None:
+        assert [name for name, _ in layers[0].named_parameters()] == ["bias"]
+    assert [name for name, _ in layers[1].named_parameters()] == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,6 +1,7 @@
 """Every layout gives one rank's logits, and every rank makes as many collective calls as its neighbours.
 
-The full matrix is slow; the everyday run takes combinations in which every pair of values occurs.
+The full matrix, with one strategy of prefill each in turn, is slow; the everyday run takes combinations
+in which every pair of values occurs.
 """
 
 import itertools
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from kvspan.config.model import parse_model_config
+from kvspan.cost.prefill import FEWEST_BYTES
 from kvspan.errors import LayoutError
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
@@ -50,17 +52,18 @@ INTERLEAVES = [1, 4, 8]
 EXCHANGES = ["a2a", "ag_rs"]
 QUERIES = [False, True]
 EXPERTS = [False, True]  # cut, or whole: the same thing to a dense model
-CHUNKS = [10_000, 16, 17]
+CHUNKS = [10_000, 16, 17, 49]  # latents are expanded, or gathered, for 49 rows and more
+STRATEGIES = [FEWEST_BYTES, "allgather_q", "allgather_kv"]
 # 5 tokens leave shards empty on 8 ranks; 1 leaves all but one empty.
 LENGTHS = (5, 1, 66, 118, 33)
 
-Combination = tuple[tuple[tuple[int, int], str], int, str, bool, bool, int]
-AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, EXPERTS, CHUNKS)
+Combination = tuple[tuple[tuple[int, int], str], int, str, bool, bool, int, str]
+AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, EXPERTS, CHUNKS, STRATEGIES)
 CONFIGS = {**TINY, "kimi": KIMI}
 EVERYDAY = pairwise(AXES, seed=SEED)
-FULL = [
-    pytest.param(c, marks=() if c in EVERYDAY else pytest.mark.slow) for c in itertools.product(*AXES)
-]
+STRATEGY_IN_TURN = zip(itertools.product(*AXES[:-1]), itertools.cycle(STRATEGIES), strict=False)
+SLOW = {(*others, strategy) for others, strategy in STRATEGY_IN_TURN} - set(EVERYDAY)
+FULL = [*EVERYDAY, *(pytest.param(c, marks=pytest.mark.slow) for c in sorted(SLOW, key=str))]
 
 
 def sequences() -> list[list[int]]:
@@ -78,7 +81,7 @@ def is_legal(topology: Topology, name: str) -> bool:
 
 
 def case_of(combination: Combination) -> ForwardCase:
-    ((tp, dcp), _), interleave, exchange, replicate_q, expert_parallel, chunk = combination
+    ((tp, dcp), _), interleave, exchange, replicate_q, expert_parallel, chunk, strategy = combination
     return ForwardCase(
         topology=Topology(tp_size=tp, dcp_size=dcp),
         interleave=interleave,
@@ -86,6 +89,7 @@ def case_of(combination: Combination) -> ForwardCase:
         replicate_q=replicate_q,
         expert_parallel=expert_parallel,
         chunk=chunk,
+        prefill_strategy=strategy,
     )
 
 

@@ -193,6 +193,12 @@ def test_cached_bytes_of_allocated_tensors(
     assert sum(store.bytes_per_token for store in stores) == num_bytes * dcp_size
 
 
+def test_deepseek_r1_at_65536_tokens() -> None:
+    config = parse_model_config(facts("DeepSeek-R1"), where="DeepSeek-R1")
+    cached = 65_536 * kv_bytes_per_token(config, kv_dtype_bytes=2)
+    assert f"{cached / 2**30:.2f} GiB" == "4.29 GiB"
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
 @pytest.mark.parametrize(
     ("name", "num_bytes"),

@@ -26,7 +26,12 @@ DECIDING = [
     "kvspan.cost.memory",
     "kvspan.cache.manager",
     "kvspan.scheduler",
+    "kvspan.trace.mooncake",
+    "kvspan.trace.synth",
+    "kvspan.trace.tokens",
     "kvspan.engine.core",
+    "kvspan.plan.search",
+    "kvspan.plan.simulate",
     "kvspan.cli.main",
 ]
 

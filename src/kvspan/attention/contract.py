@@ -6,7 +6,7 @@ speculative rows, a sliding window (only `first` moves) and a shard that holds n
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kvspan.attention.scaled import Scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,13 @@ class KeyIndex:
             starts = (0, rows.stop - rows.start)
             yield rows, KeyIndex(starts, (table,), self.first[rows], self.last[rows])
 
+    def compacted(self) -> tuple[Tensor, "KeyIndex"]:
+        """The blocks that a table names, each once [n] int64, and the index into them alone."""
+        named = torch.cat(self.tables) if self.tables else torch.zeros(0, dtype=torch.int64)
+        blocks, places = torch.unique(named, return_inverse=True)
+        tables = places.split([len(table) for table in self.tables] + [0])[:-1]
+        return blocks, replace(self, tables=tuple(tables))
+
     def chosen(self, which: NDArray[np.bool_]) -> tuple[NDArray[np.int64], "KeyIndex"]:
         """Some sequences by themselves.
 
@@ -102,20 +111,24 @@ class KeyIndex:
         return rows, index
 
 
+Cached = Tensor | Scaled
+"""Keys or values as a cache holds them: of the query's dtype, or codes with their scales."""
+
+
 class Kernel(Protocol):
     """Attention of query rows over this rank's shard of the cache."""
 
     capabilities: "Capabilities"
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+        self, query: Tensor, keys: Cached, values: Cached, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Partial attention.
+        """Partial attention. A kernel that reads no codes has them `written_out`.
 
         Args:
             query: [R, H, D]; H is a multiple of the KV heads, neighbours share one.
             keys: [N, Hkv, B, D], the blocks of one layer on this rank.
-            values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
+            values: [N, Hkv, B, Dv], of one part; may be a view of the first Dv columns of `keys`.
             index: which keys each row sees. No other slot is read.
             scale: factor on the scores, positive.
 
@@ -124,6 +137,23 @@ class Kernel(Protocol):
             float32, natural log; (0, -inf) for a row that sees no key here.
         """
         ...
+
+
+def written_out(keys: Cached, values: Cached, index: KeyIndex) -> tuple[Tensor, Tensor, KeyIndex]:
+    """What a step sees in the dtype of the computation, for kernels that read no codes.
+
+    Returns:
+        keys, values and index as they are, or the blocks that a table names and tables pointing there.
+    """
+    if not isinstance(keys, Scaled) or not isinstance(values, Scaled):
+        assert isinstance(keys, Tensor)
+        assert isinstance(values, Tensor)
+        return keys, values, index
+    blocks, there = index.compacted()
+    made = keys.blocks(blocks)
+    if values.codes.data_ptr() == keys.codes.data_ptr():  # a value is the beginning of its key
+        return made, made[..., : sum(values.parts)], there
+    return made, values.blocks(blocks), there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex
+from kvspan.attention.scaled import Scaled
 from kvspan.attention.slots import Slots, SlotShape, Writes, make_slots
 
 
@@ -38,14 +39,23 @@ class Seen:
     """What a step's rows see, as a kernel takes it.
 
     Args:
-        keys: [n, Hkv, B, D].
-        values: [n, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
+        keys: [N, Hkv, B, D].
+        values: [N, Hkv, B, Dv]; may be a view of the first Dv columns of `keys`.
         index: whose tables name blocks of these.
     """
 
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | Scaled
+    values: Tensor | Scaled
     index: KeyIndex
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That queries have, and results."""
+        return self.keys.dtype
+
+    def key_blocks(self, numbers: Tensor) -> Tensor:
+        """[n, Hkv, B, D] in `dtype`: some blocks of keys."""
+        return self.keys.blocks(numbers) if isinstance(self.keys, Scaled) else self.keys[numbers]
 
 
 class CacheStore(Protocol):
@@ -63,6 +73,27 @@ class CacheStore(Protocol):
 
     def allocate(self, num_blocks: int) -> None:
         """Makes room for `num_blocks` blocks; their content is undefined until written."""
+        ...
+
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """Stores rows that come as a slot holds them.
+
+        Args:
+            rows: [R, Hkv, elements of a head's slot]: a key and a value side by side, or a latent.
+            writes: which rows, and where.
+        """
+        ...
+
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """What some slots hold, as `write_cached` takes it, in the dtype of the computation.
+
+        Args:
+            blocks: [n] int64.
+            offsets: [n] int64, the place in the block of each.
+
+        Returns:
+            [n, Hkv, elements of a head's slot].
+        """
         ...
 
     def seen(self, index: KeyIndex) -> Seen:
@@ -92,6 +123,10 @@ class _Store:
         for slots in self._slots:
             slots.allocate(num_blocks)
 
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `CacheStore.read`."""
+        return torch.cat([slots.read(blocks, offsets) for slots in self._slots], dim=-1)
+
 
 class KvStore(_Store):
     """Keys and values of one layer, for this rank's KV heads and its share of every sequence.
@@ -117,11 +152,18 @@ class KvStore(_Store):
         self._keys.put(keys, writes)
         self._values.put(values, writes)
 
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """See `CacheStore.write_cached`."""
+        keys, values = rows.chunk(2, dim=-1)
+        self.write(keys, values, writes)
+
+    def rounded(self, keys: Tensor, values: Tensor) -> Tensor:
+        """What `read` would give of rows [R, Hkv, D] after `write`: [R, Hkv, 2 D]."""
+        return torch.cat([self._keys.rounded(keys), self._values.rounded(values)], dim=-1)
+
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
-        keys, there = self._keys.seen(index)
-        values, _ = self._values.seen(index)  # the same blocks in the same order
-        return Seen(keys, values, there)
+        return Seen(self._keys.all, self._values.all, index)
 
 
 class LatentStore(_Store):
@@ -150,7 +192,16 @@ class LatentStore(_Store):
         """
         self._keys.put(keys[:, None], writes)
 
+    def write_cached(self, rows: Tensor, writes: Writes) -> None:
+        """See `CacheStore.write_cached`."""
+        self.write(rows[:, 0], writes)
+
+    def rounded(self, keys: Tensor) -> Tensor:
+        """What `read` would give of rows [R, D] after `write`: [R, 1, D]."""
+        return self._keys.rounded(keys[:, None])
+
     def seen(self, index: KeyIndex) -> Seen:
         """See `CacheStore.seen`."""
-        keys, there = self._keys.seen(index)
-        return Seen(keys, keys[..., : self._latent_dim], there)
+        keys = self._keys.all
+        latents = keys.first_part if isinstance(keys, Scaled) else keys[..., : self._latent_dim]
+        return Seen(keys, latents, index)

@@ -32,6 +32,30 @@ def merge_shards(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     return weighted_sum(out, weights[..., None]).to(out.dtype), total
 
 
+class Merged:
+    """Attention over keys that come part by part, in any order.
+
+    Args:
+        shape: [R, H, D] of the whole.
+        device: where it lies.
+    """
+
+    def __init__(self, *shape: int, device: torch.device) -> None:
+        self.out = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.lse = self.out.new_full(shape[:2], -torch.inf)
+
+    def add(self, rows: slice | Tensor, out: Tensor, lse: Tensor) -> None:
+        """Takes in what some rows see in a part.
+
+        Args:
+            rows: n of the R, no row twice.
+            out: [n, H, D], normalised over the part's keys; 0 where a row sees none of them.
+            lse: [n, H] float32, natural log.
+        """
+        weights, self.lse[rows] = shard_weights(torch.stack([self.lse[rows], lse]))
+        self.out[rows] = self.out[rows].lerp(out.float(), weights[1, ..., None])
+
+
 def shard_weights(lse: Tensor) -> tuple[Tensor, Tensor]:
     """The share that each shard has in the softmax over all keys.
 

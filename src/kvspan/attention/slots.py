@@ -1,8 +1,7 @@
 """Slots of a rank's part of the cache: where vectors of tokens are put, and how they are seen again.
 
     plain    elements as they are; kernels read them where they lie
-    scaled   8 bits an element, and a scale for each token, head and part of its vector; the blocks that
-             a step sees are written out in the dtype of the computation, and its tables point there
+    scaled   8 bits an element, and a scale for each token, head and part of its vector
 
 Knows blocks by number. Knows no requests, and not what the vectors are.
 """
@@ -14,12 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import KeyIndex
-
-LIMITS = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""Dtypes of 8 bits -> the largest number that they hold."""
-SCALE_DTYPE = torch.bfloat16
-"""Vectors are divided by the scale as it is stored, so its own rounding costs nothing."""
+from kvspan.attention.scaled import LIMITS, SCALE_DTYPE, Scaled
+from kvspan.native import prefer_huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,11 @@ class Slots(Protocol):
     """Vectors of tokens, [N, Hkv, B, D]."""
 
     @property
+    def all(self) -> Tensor | Scaled:
+        """The vectors, where they lie."""
+        ...
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """What is allocated."""
         ...
@@ -77,12 +77,20 @@ class Slots(Protocol):
         """Stores those of rows [R, Hkv, D] that live here."""
         ...
 
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """What a step's rows see, in the dtype of the computation.
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """Vectors in the dtype of the computation.
+
+        Args:
+            blocks: [n] int64.
+            offsets: [n] int64, the place in the block of each.
 
         Returns:
-            blocks [n, Hkv, B, D], and the index with tables that point into them.
+            [n, Hkv, D].
         """
+        ...
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """Rows [R, Hkv, D] as `read` would give them after `put`."""
         ...
 
 
@@ -100,29 +108,35 @@ class PlainSlots:
         self.allocate(0)
 
     @property
+    def all(self) -> Tensor:
+        """See `Slots.all`."""
+        return self._all
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """See `Slots.tensors`."""
-        return (self.all,)
+        return (self._all,)
 
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         shape = self._shape.of(num_blocks, self._shape.dim)
-        self.all = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._all = _room(shape, self._dtype, self._device)
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        _put(self.all, rows[writes.rows].to(self._dtype), writes)
+        _put(self._all, rows[writes.rows].to(self._dtype), writes)
 
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """See `Slots.seen`: all blocks, where they lie."""
-        return self.all, index
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `Slots.read`."""
+        return self._all[blocks, :, offsets]
+
+    def rounded(self, rows: Tensor) -> Tensor:
+        """See `Slots.rounded`."""
+        return rows.to(self._dtype)
 
 
 class ScaledSlots:
-    """8 bits an element, and a scale for each token, head and part.
-
-    An int8 is within 1/254 of the largest element of its part; an e4m3 within 1/16 of its own value, or,
-    for elements under 2^-15 of the largest, within 2^-19 of that.
+    """8 bits an element, and a scale for each token, head and part; `Scaled.of` says how near they are.
 
     Args:
         shape: what a slot holds.
@@ -138,48 +152,42 @@ class ScaledSlots:
         self.allocate(0)
 
     @property
+    def all(self) -> Scaled:
+        """See `Slots.all`."""
+        return self._all
+
+    @property
     def tensors(self) -> Sequence[Tensor]:
         """See `Slots.tensors`."""
-        return self._codes, self._scales
+        return self._all.codes, self._all.scales
 
     def allocate(self, num_blocks: int) -> None:
         """See `Slots.allocate`."""
         codes, scales = (
             self._shape.of(num_blocks, last) for last in (self._shape.dim, len(self._shape.parts))
         )
-        # Bytes, since not every device indexes elements of 8-bit floats.
-        self._codes = torch.empty(codes, dtype=torch.uint8, device=self._device)
-        self._scales = torch.empty(scales, dtype=SCALE_DTYPE, device=self._device)
+        self._all = Scaled(
+            _room(codes, self._dtype, self._device),
+            torch.empty(scales, dtype=SCALE_DTYPE, device=self._device),
+            self._shape.parts,
+            self._seen_dtype,
+        )
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        parts = rows[writes.rows].float().split_with_sizes(self._shape.parts, dim=-1)
-        limit = LIMITS[self._dtype]
-        largest = torch.stack([part.abs().amax(dim=-1) for part in parts], dim=-1)  # [n, Hkv, parts]
-        scales = (largest / limit).to(SCALE_DTYPE)
-        scales = scales.masked_fill(scales == 0.0, 1.0)
-        scaled = torch.cat(parts, dim=-1) / self._spread(scales)
-        whole = scaled if self._dtype.is_floating_point else scaled.round()
-        codes = whole.clamp(-limit, limit).to(self._dtype)
-        _put(self._codes, codes.view(torch.uint8), writes)
-        _put(self._scales, scales, writes)
+        put = Scaled.of(rows[writes.rows], self._shape.parts, codes=self._dtype)
+        # Bytes, since not every device indexes elements of 8-bit floats.
+        _put(self._all.codes.view(torch.uint8), put.codes.view(torch.uint8), writes)
+        _put(self._all.scales, put.scales, writes)
 
-    def seen(self, index: KeyIndex) -> tuple[Tensor, KeyIndex]:
-        """See `Slots.seen`: each block that a table names, once, written out."""
-        named = torch.cat([*index.tables, self._no_blocks()])
-        blocks, places = torch.unique(named, return_inverse=True)
-        values = self._codes[blocks].view(self._dtype).to(self._seen_dtype)
-        values *= self._spread(self._scales[blocks])
-        tables = places.split([len(table) for table in index.tables] + [0])[:-1]
-        return values, replace(index, tables=tuple(tables))
+    def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
+        """See `Slots.read`."""
+        return self._all.slots(blocks, offsets)
 
-    def _spread(self, scales: Tensor) -> Tensor:
-        """[..., parts] -> [..., D]: each element's scale, in the dtype of the computation."""
-        sizes = torch.tensor(self._shape.parts, device=scales.device)
-        return scales.to(self._seen_dtype).repeat_interleave(sizes, dim=-1)
-
-    def _no_blocks(self) -> Tensor:
-        return torch.zeros(0, dtype=torch.int64, device=self._device)
+    def rounded(self, rows: Tensor) -> Tensor:
+        """See `Slots.rounded`."""
+        coded = Scaled.of(rows, self._shape.parts, codes=self._dtype)
+        return replace(coded, dtype=self._seen_dtype).written_out()
 
 
 def make_slots(
@@ -201,6 +209,14 @@ def make_slots(
 def seen_dtype(stored: torch.dtype, computed: torch.dtype) -> torch.dtype:
     """The dtype in which kernels see a cache of `stored` elements in a model of `computed` ones."""
     return computed if stored in LIMITS else stored
+
+
+def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Undefined elements, in huge pages where there are such: a step reads the cache in long runs."""
+    room = torch.empty(shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        prefer_huge_pages(room.data_ptr(), room.nbytes)
+    return room
 
 
 def _put(slots: Tensor, rows: Tensor, writes: Writes) -> None:

@@ -31,6 +31,7 @@ class RankTable:
     """
 
     def __init__(self, layout: CacheLayout, *, dcp_rank: int, blocks_per_pool: int) -> None:
+        self._layout = layout
         self._unit_tokens = layout.unit_tokens
         self._block_size = layout.block_size
         self._blocks_per_pool = blocks_per_pool
@@ -38,6 +39,7 @@ class RankTable:
         self._places, self._num_before = _share_of_unit(layout, lane)
         self._blocks = Grown(np.zeros(0, np.int32))
         self._owned_before = Grown(np.zeros(1, np.int32))  # [num_units + 1]
+        self._pools = Grown(np.zeros(0, np.int16))  # [num_units]
 
     @property
     def num_units(self) -> int:
@@ -59,6 +61,7 @@ class RankTable:
             return  # as in most steps, and an empty array costs as much as a full one
         pools, blocks = np.divmod(np.asarray(units, np.int64), self._blocks_per_pool)
         mine = pools == self._pool
+        self._pools.extend(pools)
         self._blocks.extend(blocks[mine])
         self._owned_before.extend(self._owned_before.values[-1] + np.cumsum(mine))
 
@@ -96,6 +99,25 @@ class RankTable:
         is_mine = self._owned_before.values[np.minimum(unit + 1, self.num_units)] - owned  # 0 or 1
         local: NDArray[np.int64] = owned * self._block_size + is_mine * self._num_before[left]
         return local.astype(np.int32)
+
+    def shares(self, num_tokens: int) -> NDArray[np.int64]:
+        """How many of the first `num_tokens` tokens each rank of the group holds.
+
+        Args:
+            num_tokens: within the units placed so far.
+
+        Returns:
+            [W] int64, in order of `dcp_rank`; they sum to `num_tokens`.
+        """
+        layout = self._layout
+        whole, left = divmod(num_tokens, layout.unit_tokens)
+        units = np.bincount(self._pools.values[:whole], minlength=layout.num_pools)
+        shares: NDArray[np.int64] = np.repeat(units * layout.block_size, layout.unit_span)
+        if left:  # they lie in a unit that is there
+            first = int(self._pools.values[whole]) * layout.unit_span
+            for lane in range(layout.unit_span):
+                shares[first + lane] += _share_of_unit(layout, lane)[1][left]
+        return shares
 
 
 @cache

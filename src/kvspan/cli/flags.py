@@ -68,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
 
     Args:
         parser: of a command.
-        table: the options.
+        table: in the order of `--help`; neighbours of one group share its heading.
     """
     for heading, options in groupby(table, key=lambda option: option.group):
         group = parser.add_argument_group(heading)

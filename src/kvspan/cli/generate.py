@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -17,9 +18,9 @@ from kvspan.request import SamplingParams
 DEFAULT_MAX_TOKENS = 256
 
 SAMPLING: dict[str, tuple[type, str]] = {
-    "max_tokens": (int, f"tokens of output at the most (default: {DEFAULT_MAX_TOKENS})"),
+    "max_tokens": (int, f"tokens of output at the most (default: the model's, or {DEFAULT_MAX_TOKENS})"),
     "min_tokens": (int, "no end of text before this many tokens"),
-    "temperature": (float, "0 always takes the most probable token (default: 1)"),
+    "temperature": (float, "0 always takes the most probable token (default: the model's, or 1)"),
     "top_k": (int, "choose among this many most probable tokens; 0 = all"),
     "top_p": (float, "choose among the most probable tokens that together have this probability"),
     "min_p": (float, "leave out tokens less probable than this times the most probable one"),
@@ -41,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--chat-template", metavar="FILE", type=Path, help="with --chat: a Jinja template of your own"
     )
     prompt.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
-    sampling = parser.add_argument_group("Sampling", "Its seed is --seed.")
+    sampling = parser.add_argument_group(
+        "Sampling", "What is left out is as --generation-config has it; the seed is --seed."
+    )
     for name, (kind, help_line) in SAMPLING.items():
         flag = f"--{name.replace('_', '-')}"
         sampling.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=help_line)
@@ -52,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    params, text = _params(arguments), _prompt_text(arguments)
+    asked, text = _sampling(arguments), _prompt_text(arguments)
     config = engine_config(arguments)
     if (arguments.system or arguments.chat_template) and not arguments.chat:
         raise ConfigError("--system and --chat-template go with --chat.")
@@ -60,6 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM.from_config(config, told=lambda resolved: print_choices(console, resolved)) as llm:
         print_capacity(console, llm.engine.core)
         prompt = _prompt(llm, arguments, text)
+        params = SamplingParams.from_mapping(
+            {"max_tokens": DEFAULT_MAX_TOKENS, **llm.resolved.sampling_defaults, **asked}
+        )
         if arguments.json:
             (result,) = llm.generate([prompt], params)
             sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
@@ -68,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _params(arguments: argparse.Namespace) -> SamplingParams:
+def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that were typed; refused here if they cannot be, before anything runs."""
     typed = {name: value for name, value in vars(arguments).items() if name in SAMPLING}
-    asked = {"max_tokens": DEFAULT_MAX_TOKENS, **typed}
-    return SamplingParams.from_mapping(
-        {**asked, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos}
-    )
+    asked = {**typed, "stop": arguments.stop, "ignore_eos": arguments.ignore_eos}
+    SamplingParams.from_mapping({"max_tokens": DEFAULT_MAX_TOKENS, **asked})
+    return asked
 
 
 def _prompt_text(arguments: argparse.Namespace) -> str:

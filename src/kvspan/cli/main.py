@@ -24,6 +24,8 @@ COMMANDS = {
     "check": "compare a layout with one rank, on this model and machine",
     "demo": "ask a small model about a long document, its KV cache spread over ranks",
     "bench": "measure parts of the engine on this machine",
+    "trace": "count, make or cut traces of requests",
+    "plan": "find a layout for a model and some GPUs, before there are any",
     "doctor": "show which kernels run on this machine, and why",
     "fetch": "install the weights of a built-in model",
 }

@@ -83,6 +83,13 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] = option(
         MAPPING, {}, "keys that replace those of the model's config.json", _MODEL
     )
+    generation_config: str = option(
+        TEXT,
+        "auto",
+        "sampling of requests that do not say it: auto is the model's generation_config.json, vllm is "
+        "none, a directory is the one in it",
+        _MODEL,
+    )
     seed: int = option(whole(0, 2**63 - 1), 0, "seed of sampling and of dummy weights", _MODEL)
 
     tensor_parallel_size: int = option(
@@ -134,6 +141,21 @@ class EngineConfig:
         _PARALLELISM,
     )
 
+    prefill_strategy: str = option(
+        choice("auto", "allgather_q", "allgather_kv"),
+        "auto",
+        "what travels for a prompt's cached context: queries of new tokens, or keys and values; auto "
+        "is what moves less, step by step",
+        _PARALLELISM,
+    )
+    cp_workspace_tokens: int | None = option(
+        TOKENS,
+        None,
+        "cached tokens that a rank gathers, or expands from latents to keys and values, at once",
+        _PARALLELISM,
+        unsaid="what takes 256 MiB",
+    )
+
     block_size: int = option(
         whole(8, 2**16, multiple_of=8), 16, "B: tokens that a block holds on one rank", _CACHE
     )
@@ -173,13 +195,6 @@ class EngineConfig:
         "auto",
         "of cached keys and values; auto is --dtype, 8 bits nearly double what the cache holds",
         _CACHE,
-    )
-    cp_workspace_tokens: int | None = option(
-        TOKENS,
-        None,
-        "cached tokens of a rank whose latents are expanded to keys and values at once",
-        _CACHE,
-        unsaid="what takes 256 MiB",
     )
     enable_prefix_caching: bool = option(SWITCH, True, "reuse the KV of common prefixes", _CACHE)
 

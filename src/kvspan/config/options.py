@@ -32,6 +32,8 @@ class OptionGroup(StrEnum):
     SERVER = "Server"
     LIMITS = "Limits"
     FAULTS = "Faults"
+    HARDWARE = "Hardware"
+    LOAD = "Load and goal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,10 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
-        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
+        prefill_strategy: what travels for cached context, `allgather_q`, `allgather_kv` or
+            `fewest_bytes`, which is either, sequence by sequence.
+        workspace_tokens: cached tokens that a rank gathers, or expands to keys and values, at once;
+            a multiple of B and of W.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.
@@ -43,6 +46,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         kv_budget_bytes: of each rank's KV cache, or None for a fraction of what is free.
         kv_fraction: of a GPU for weights and cache, or of the host's free memory for all caches;
             counts when there is no `kv_budget_bytes`.
+        sampling_defaults: parameters of `SamplingParams` for requests that do not say them.
         why: for each choice that nobody made, a sentence of reason, by name.
         notes: sentences about what is not loaded, and flags that were given and have no effect.
     """
@@ -63,6 +67,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     kv_dtype: str
+    prefill_strategy: str
     workspace_tokens: int
     max_model_len: int
     max_num_batched_tokens: int
@@ -75,6 +80,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     kv_budget_bytes: int | None
     kv_fraction: float
+    sampling_defaults: dict[str, int | float]
     why: dict[str, str]
     notes: tuple[str, ...]
 

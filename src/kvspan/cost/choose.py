@@ -3,8 +3,9 @@
 Pure: the model and the machine come in as facts. Knows bytes, no times; measures nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from types import MappingProxyType
 
 import msgspec
 
@@ -12,34 +13,19 @@ from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig
 from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES
+from kvspan.cost.choice import Choice
+from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
 from kvspan.topology import LayoutMode, Topology, check_layout, cuts
 
-C = TypeVar("C")
-
 GPU_FRACTION = 0.9
 """Of a GPU, for weights and KV cache; what is left is for activations."""
 HOST_FRACTION = 0.4
 """Of a host's free memory, for the KV caches of all ranks: other programs live there too."""
-WORKSPACE_BYTES = 256 << 20
-"""Of a rank, for keys and values that are made of cached latents."""
 DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_NUM_SEQS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[C]):
-    """What will run, and why.
-
-    Args:
-        value: what.
-        why: a sentence of reason; None = it was asked for.
-    """
-
-    value: C
-    why: str | None = None
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +42,20 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     no_shm: str | None = None
 
 
-def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolved:
+def resolve(
+    asked: EngineConfig,
+    model: ModelConfig,
+    machine: Machine,
+    *,
+    sampling_defaults: Mapping[str, int | float] = MappingProxyType({}),
+) -> Resolved:
     """Checks what was asked and makes the choices that it leaves.
 
     Args:
         asked: options.
         model: sizes and settings, with `asked.hf_overrides` in them.
         machine: facts.
+        sampling_defaults: parameters for requests that do not say them.
 
     Raises:
         LayoutError: ranks, heads, blocks and interleave do not fit together.
@@ -92,7 +85,8 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         device=chosen.device.value,
         dtype=chosen.dtype.value,
         kv_dtype=chosen.kv_dtype.value,
-        workspace_tokens=_workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
+        prefill_strategy=chosen.prefill_strategy.value,
+        workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
@@ -104,8 +98,9 @@ def resolve(asked: EngineConfig, model: ModelConfig, machine: Machine) -> Resolv
         num_threads=chosen.num_threads.value,
         kv_budget_bytes=asked.kv_cache_memory,
         kv_fraction=chosen.kv_fraction.value,
+        sampling_defaults=dict(sampling_defaults),
         why={"layout": _layout_sentence(model, topology, mode), **chosen.why()},
-        notes=_notes(asked, model, topology, chosen.executor.value),
+        notes=_notes(asked, model, topology, chosen.executor.value) + _sampling_note(sampling_defaults),
     )
 
 
@@ -116,6 +111,7 @@ class _Choices:
     interleave: Choice[int]
     exchange: Choice[str]
     replicate_q: Choice[bool]
+    prefill_strategy: Choice[str]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -137,12 +133,23 @@ def _choose(
 ) -> _Choices:
     device = _choose_device(asked, machine, topology.world_size)
     dtype = _choose_dtype(asked, model, device.value)
+    dtype_bytes = DTYPE_BYTES[dtype.value]
+    exchange = _choose_exchange(asked, model, topology, dtype_bytes)
+    replicate_q = _choose_replicate_q(asked, model, topology, mode, dtype_bytes)
     max_model_len = _choose_max_model_len(asked, model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
     return _Choices(
         interleave=_choose_interleave(asked, topology),
-        exchange=_choose_exchange(asked, model, topology, DTYPE_BYTES[dtype.value]),
-        replicate_q=_choose_replicate_q(asked, model, topology, mode, DTYPE_BYTES[dtype.value]),
+        exchange=exchange,
+        replicate_q=replicate_q,
+        prefill_strategy=choose_prefill(
+            asked,
+            model,
+            topology,
+            exchange=exchange.value,
+            replicate_q=replicate_q.value,
+            dtype_bytes=dtype_bytes,
+        ),
         device=device,
         comm=_choose_comm(asked, machine, device.value),
         dtype=dtype,
@@ -173,7 +180,7 @@ def _choose_exchange(
     asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
 ) -> Choice[str]:
     if asked.dcp_comm_backend != "auto":
-        _check_exchange(asked.dcp_comm_backend, model, topology)
+        check_exchange(asked.dcp_comm_backend, model, topology)
         return Choice(asked.dcp_comm_backend)
     if topology.dcp_size == 1:
         return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
@@ -189,8 +196,14 @@ def _choose_exchange(
     )
 
 
-def _check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
-    """A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice."""
+def check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
+    """Refuses an exchange that a layout cannot have.
+
+    A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice.
+
+    Raises:
+        ConfigError: one sentence with the numbers.
+    """
     heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
     slices = cuts(heads * dim, parts=topology.dcp_size)
     if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
@@ -270,16 +283,6 @@ def _choose_kv_dtype(asked: EngineConfig, dtype: str) -> Choice[str]:
     if asked.kv_cache_dtype != "auto":
         return Choice(asked.kv_cache_dtype)
     return Choice(dtype, "that of the activations.")
-
-
-def _workspace_tokens(
-    asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
-) -> int:
-    """Whole blocks, and at least one, of what was asked or of a fixed number of bytes."""
-    dims, heads = model.head_dims, topology.query_heads(0, model.heads).size
-    token_bytes = heads * (dims.query + dims.out) * dtype_bytes
-    tokens = asked.cp_workspace_tokens or WORKSPACE_BYTES // token_bytes
-    return max(tokens // asked.block_size, 1) * asked.block_size
 
 
 def _choose_max_model_len(asked: EngineConfig, model: ModelConfig) -> Choice[int]:
@@ -376,10 +379,11 @@ def _notes(
             "--cp-kv-cache-interleave-size",
             alone,
         ),
+        (unshared and asked.prefill_strategy != "auto", "--prefill-strategy", alone),
         (
-            asked.cp_workspace_tokens is not None and model.mla is None,
+            unshared and asked.cp_workspace_tokens is not None and model.mla is None,
             "--cp-workspace-tokens",
-            "the model caches keys and values as they are",
+            f"the model caches keys and values as they are, and {alone}",
         ),
         (
             asked.enable_expert_parallel and model.moe is None,
@@ -400,3 +404,14 @@ def _notes(
     towers = f"only the text model ({model.tensor_prefix}*) is loaded: other towers are skipped."
     skipped = (towers,) if model.tensor_prefix else ()
     return skipped + tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)
+
+
+def _sampling_note(defaults: Mapping[str, int | float]) -> tuple[str, ...]:
+    """What requests are sampled with that do not say it, if that is not what it would be."""
+    if not defaults:
+        return ()
+    said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
+    return (
+        f"requests that do not say otherwise have {said}, of the generation_config.json "
+        "(--generation-config vllm leaves it out).",
+    )

@@ -70,6 +70,23 @@ def query_gather_bytes_per_row(*, num_heads: int, head_dim: int, dcp_size: int, 
     return (sum(sizes) - min(sizes)) * dtype_bytes
 
 
+def key_gather_bytes_per_token(
+    *, num_kv_heads: int, cached_dim: int, dcp_size: int, dtype_bytes: int
+) -> int:
+    """Bytes of gathering what is cached of a token, on average over ranks, of which one has it.
+
+    Args:
+        num_kv_heads: KV heads that a rank keeps.
+        cached_dim: elements cached for a token and KV head.
+        dcp_size: W.
+        dtype_bytes: bytes of an element as kernels see it.
+
+    Returns:
+        What a rank sends, round a ring, rounded up.
+    """
+    return -(-num_kv_heads * cached_dim * dtype_bytes * (dcp_size - 1) // dcp_size)
+
+
 def _widths(pieces: list[Span], head_dim: int, latent_dim: int | None) -> list[int]:
     """Elements that travel for each piece."""
     if latent_dim is None:

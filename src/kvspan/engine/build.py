@@ -1,7 +1,7 @@
 """From what was asked to a running engine: find the model, make the choices, start the ranks."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,7 +10,7 @@ import torch
 from kvspan.comm.group import World
 from kvspan.comm.shm import refusal as shm_refusal
 from kvspan.config.engine import EngineConfig
-from kvspan.config.model import ModelConfig, parse_model_config, with_overrides
+from kvspan.config.model import ModelConfig, parse_model_config, token_ids, with_overrides
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine
 from kvspan.cost.choose import resolve as choose
@@ -19,12 +19,13 @@ from kvspan.engine.engine import Engine
 from kvspan.executor.children import fork_server
 from kvspan.executor.inprocess import InProcessExecutor
 from kvspan.executor.multiprocess import MultiprocessExecutor
+from kvspan.loading.generation import read_generation_config, sampling_defaults
 from kvspan.loading.resolve import locate
 from kvspan.loading.resolve import resolve as open_checkpoint
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.models.registry import check_architecture
 from kvspan.sampling.grammar import Grammars
-from kvspan.step import Executor
+from kvspan.step import MeasuredExecutor
 from kvspan.worker.main import RankStart
 from kvspan.worker.worker import Worker
 
@@ -66,8 +67,17 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     raw = with_overrides(checkpoint.raw_config, asked.hf_overrides)
     model = parse_model_config(raw, where=checkpoint.where)
     check_architecture(model)
+    place = locate(asked.model, weights=asked.load_format != "dummy")
     tokenizer = find_tokenizer(tokenizer_place(asked))
-    return choose(asked, _with_eos(model, tokenizer), this_machine()), tokenizer
+    generation = read_generation_config(asked.generation_config, place)
+    ends = (*token_ids(generation.get("eos_token_id")), *(tokenizer.eos_token_ids if tokenizer else ()))
+    resolved = choose(
+        asked,
+        _with_eos(model, ends),
+        this_machine(),
+        sampling_defaults=sampling_defaults(generation, where=asked.model),
+    )
+    return resolved, tokenizer
 
 
 def tokenizer_place(asked: EngineConfig) -> Path:
@@ -76,18 +86,23 @@ def tokenizer_place(asked: EngineConfig) -> Path:
     return locate(asked.tokenizer or asked.model, weights=weights)
 
 
-def make_executor(resolved: Resolved) -> Executor:
-    """The ranks of a configuration, not started yet."""
+def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:
+    """The ranks of a configuration, not started yet.
+
+    Args:
+        resolved: what will run.
+        watched: whether its ranks can say where their time goes.
+    """
     world_size = resolved.topology.world_size
     if resolved.executor == "inprocess":
 
         def make_worker(world: World) -> Worker:
-            return Worker(resolved, world)
+            return Worker(resolved, world, watched=watched)
 
         return InProcessExecutor(
             world_size=world_size, make_worker=make_worker, num_threads=resolved.num_threads
         )
-    start = RankStart(resolved, fork_server().private_path())
+    start = RankStart(resolved, fork_server().private_path(), watched)
     return MultiprocessExecutor(
         world_size=world_size,
         payload=msgspec.msgpack.encode(start),
@@ -104,8 +119,7 @@ def this_machine() -> Machine:
     )
 
 
-def _with_eos(model: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+def _with_eos(model: ModelConfig, more: Sequence[int]) -> ModelConfig:
     """A chat model often ends its turns with a token that its config.json does not name."""
-    more = () if tokenizer is None else tokenizer.eos_token_ids
     known = tuple(t for t in dict.fromkeys((*model.eos_token_ids, *more)) if t < model.vocab_size)
     return msgspec.structs.replace(model, eos_token_ids=known)

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
-from kvspan.cache.prefix import KeySpace
+from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
@@ -20,7 +20,7 @@ from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammar, Grammars
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import Executor, Row, Step, TokenLogprob
+from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -136,6 +136,16 @@ class EngineCore:
         return look(self._cache, self._states.values())
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that wait for room."""
+        return self._scheduler.num_waiting
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens that the pools of the whole DCP group hold."""
+        return self._cache.total_tokens
+
+    @property
     def free_tokens(self) -> int:
         """Tokens for which the pools of the whole DCP group have room."""
         return self._cache.free_tokens
@@ -175,25 +185,53 @@ class EngineCore:
         self.check_request(prompt, params)
         if request_id is None:
             request_id = self._next_id
-        assert request_id >= self._next_id, f"request {request_id} comes late"
-        self._next_id = request_id + 1
         if params.structured_outputs is not None:
             self._forms[request_id] = self._grammars.start(params.structured_outputs)
             # The workers get masks; a schema would only be carried to each of them.
             params = msgspec.structs.replace(params, structured_outputs=None)
         tokens = list(prompt)
-        state = SequenceState(
-            request_id=request_id,
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            params=params,
-            seed=seed,
-            keys=self._keys.keys(tokens, cache_salt=cache_salt),
-            priority=priority,
-        )
-        self._scheduler.add(state)
-        self._states[request_id] = state
-        return request_id
+        keys = self._keys.keys(tokens, cache_salt=cache_salt)
+        return self._queue(request_id, tokens, params, seed=seed, keys=keys, priority=priority)
+
+    def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:
+        """Queues a request of which only lengths and keys are known, for ranks that compute nothing.
+
+        Args:
+            num_tokens: of its prompt.
+            params: how many tokens it gets.
+            keys: of its units; where two requests have the same key, their prefixes count as equal.
+
+        Returns:
+            The engine's number for it.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        check_length(self.resolved, num_tokens)
+        return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
+
+    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
+        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+
+        For measurements: the keys and values of its full units have to be made up, and are to stay in
+        the cache until the request comes, so the pools must not be full.
+
+        Args:
+            prompt: token ids of a prompt that has not been seen.
+            seed: of what ranks make up.
+
+        Returns:
+            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+        """
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        keys = self._keys.keys(prompt)
+        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+        if held is None:
+            return None
+        units = tuple(held.units)
+        self._cache.register(request_id, num_computed_tokens=len(prompt))
+        self._cache.free(request_id)
+        return Fill(units, len(prompt), seed)
 
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
@@ -223,7 +261,7 @@ class EngineCore:
             raise
 
     def revive(self, executor: Executor) -> None:
-        """Goes on with other ranks after a step has failed; no request is lost.
+        """Goes on with other ranks, mostly after a step has failed; no request is lost.
 
         Their tokens are here, so each is computed again and continues with the token that it would
         have got. The cache begins empty.
@@ -234,7 +272,7 @@ class EngineCore:
         Raises:
             EngineDeadError: one of these died or hung as well; this may be called again.
         """
-        assert self._dead is not None, "the ranks live"
+        self._executor.shutdown()
         self._executor = executor
         try:
             executor.start()
@@ -304,6 +342,31 @@ class EngineCore:
     def shutdown(self) -> None:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
+
+    def _queue(
+        self,
+        request_id: int,
+        tokens: TokenLog,
+        params: SamplingParams,
+        *,
+        seed: int,
+        keys: UnitKeys,
+        priority: int = 0,
+    ) -> int:
+        assert request_id >= self._next_id, f"request {request_id} comes late"
+        self._next_id = request_id + 1
+        state = SequenceState(
+            request_id=request_id,
+            tokens=tokens,
+            num_prompt_tokens=len(tokens),
+            params=params,
+            seed=seed,
+            keys=keys,
+            priority=priority,
+        )
+        self._scheduler.add(state)
+        self._states[request_id] = state
+        return request_id
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled
@@ -378,19 +441,33 @@ def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingPar
     Raises:
         RequestError: one sentence with the numbers.
     """
-    config, limit = resolved.model_config, resolved.max_model_len
-    if not prompt:
-        raise RequestError("The prompt is empty: it needs at least one token.")
-    if len(prompt) >= limit:
-        raise RequestError(
-            f"The prompt has {len(prompt)} tokens, which leaves no room for output: "
-            f"--max-model-len is {limit}, prompt and output together."
-        )
+    config = resolved.model_config
+    check_length(resolved, len(prompt))
     if min(prompt) < 0 or max(prompt) >= config.vocab_size:
         outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
         vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
         raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
     params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+
+def check_length(resolved: Resolved, num_tokens: int) -> None:
+    """Refuses a prompt of a length that can never run.
+
+    Args:
+        resolved: of the engine that is to run it.
+        num_tokens: of the prompt.
+
+    Raises:
+        RequestError: one sentence with the numbers.
+    """
+    limit = resolved.max_model_len
+    if not num_tokens:
+        raise RequestError("The prompt is empty: it needs at least one token.")
+    if num_tokens >= limit:
+        raise RequestError(
+            f"The prompt has {num_tokens} tokens, which leaves no room for output: "
+            f"--max-model-len is {limit}, prompt and output together."
+        )
 
 
 def stream_seed(*parts: int) -> int:

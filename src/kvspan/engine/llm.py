@@ -67,6 +67,10 @@ class LLM:
             raise RequestError("This model has no tokenizer: it takes and gives token ids.")
         return self.engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """How requests are sampled that do not say it: as `--generation-config` has it."""
+        return SamplingParams.from_mapping(self.resolved.sampling_defaults)
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -78,7 +82,7 @@ class LLM:
 
         Args:
             prompts: one or several: text, token ids, or a mapping with `prompt_token_ids`.
-            sampling_params: for all prompts, or one for each.
+            sampling_params: for all prompts, or one for each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar on a terminal.
 
         Returns:
@@ -89,7 +93,7 @@ class LLM:
             EngineDeadError: a rank died or hung.
         """
         several = _as_list(prompts)
-        params = _params_for(sampling_params, len(several))
+        params = self._params_for(sampling_params, len(several))
         generations = [self.engine.prepare(p, s) for p, s in zip(several, params, strict=True)]
         self._run(generations, show_progress=use_tqdm)
         return [generation.result() for generation in generations]
@@ -108,7 +112,7 @@ class LLM:
 
         Args:
             messages: one conversation or several.
-            sampling_params: for all, or one for each.
+            sampling_params: for all, or one for each; None = `get_default_sampling_params()`.
             use_tqdm: show a progress bar on a terminal.
             add_generation_prompt: open the assistant's turn.
             chat_template: a Jinja template instead of the model's own.
@@ -158,13 +162,13 @@ class LLM:
 
         Args:
             prompt: text, token ids, or a mapping with `prompt_token_ids`.
-            sampling_params: how tokens are chosen.
+            sampling_params: how tokens are chosen; None = `get_default_sampling_params()`.
 
         Yields:
             What each step added; `piece.generation.result()` is the whole so far. Closing the
             iterator aborts the request.
         """
-        generation = self.engine.prepare(prompt, sampling_params or SamplingParams())
+        generation = self.engine.prepare(prompt, sampling_params or self.get_default_sampling_params())
         # Other requests may run steps as well, and what those make of this one lands here too.
         pieces = generation.listener = deque()
         self.engine.start(generation)
@@ -188,6 +192,15 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def _params_for(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self.get_default_sampling_params()] * count
+        if len(params) != count:
+            raise RequestError(f"{count} prompts came with {len(params)} sampling_params.")
+        return params
 
     def _run(self, generations: Sequence[Generation], *, show_progress: bool) -> None:
         """Runs requests to their end; whatever interrupts that, none of them stays behind."""
@@ -244,13 +257,3 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and all(isinstance(each, Integral) for each in prompts):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
-
-
-def _params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> Sequence[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise RequestError(f"{count} prompts came with {len(params)} sampling_params.")
-    return params

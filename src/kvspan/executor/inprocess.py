@@ -13,7 +13,7 @@ import torch
 from kvspan.comm.group import World
 from kvspan.comm.local import local_worlds
 from kvspan.errors import EngineDeadError
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.loop import RankWorker
 
 T = TypeVar("T")
@@ -56,6 +56,16 @@ class InProcessExecutor:
         pairs = zip(self._threads, self._workers, strict=True)
         self._settle([t.submit(w.allocate_cache, num_blocks) for t, w in pairs])
 
+    def fill(self, fill: Fill) -> None:
+        """Makes every rank write keys and values that it makes up."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        self._settle([t.submit(w.fill, fill) for t, w in pairs])
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """See `step.MeasuredExecutor.watch`."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        return self._settle([t.submit(w.watch, on) for t, w in pairs])
+
     def submit(self, step: Step) -> None:
         """Gives the step to every rank."""
         self._refuse_if_dead()
@@ -75,6 +85,10 @@ class InProcessExecutor:
             self.shutdown()
             self._dead = f"A rank failed: {failure}"
             raise EngineDeadError(self._dead) from failure
+
+    def probe(self) -> None:
+        """Threads of this process are there as long as it is."""
+        self._refuse_if_dead()
 
     def shutdown(self) -> None:
         """Ends the threads."""

@@ -15,17 +15,20 @@ from kvspan.clock import Clock, WallClock
 from kvspan.errors import EngineDeadError
 from kvspan.executor.children import Child, fork_server
 from kvspan.executor.crew import Crew, Deadline, RankLost
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.loop import TOLD_ERRORS
 from kvspan.worker.messages import (
     AllocateCache,
     Answer,
     Execute,
     Failed,
+    FillCache,
     Load,
     Report,
     Result,
     Shutdown,
+    Watch,
+    Watched,
     encode,
 )
 
@@ -117,6 +120,16 @@ class MultiprocessExecutor:
         """
         self._ask("Allocating the cache", encode(AllocateCache(num_blocks)))
 
+    def fill(self, fill: Fill) -> None:
+        """See `step.MeasuredExecutor.fill`; it may take as long as loading."""
+        self._ask("Filling the cache", encode(FillCache(fill)))
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        """See `step.MeasuredExecutor.watch`."""
+        deadline = self._deadline(self._step_timeout_s, f"--step-timeout {self._step_timeout_s:g}")
+        answers = self._ask("Watching", encode(Watch(on)), deadline=deadline)
+        return [list(answer.spans) for answer in answers if isinstance(answer, Watched)]
+
     def submit(self, step: Step) -> None:
         """Sends a step to every rank, encoded once.
 
@@ -148,6 +161,14 @@ class MultiprocessExecutor:
         (result,) = (answer.result for answer in answers if isinstance(answer, Result))
         return result
 
+    def probe(self) -> None:
+        """See `step.MeasuredExecutor.probe`."""
+        crew = self._living_crew()
+        try:
+            crew.look()
+        except RankLost as loss:
+            raise self._end("Between two steps", loss) from None
+
     def shutdown(self) -> None:
         """Ends all ranks, politely for some seconds and then by force; a second call does nothing."""
         if self._crew is None:
@@ -161,10 +182,10 @@ class MultiprocessExecutor:
         finally:
             crew.kill()
 
-    def _ask(self, doing: str, *bodies: bytes) -> list[Answer]:
-        """Sends every rank the same frames and hears one answer from each, before the cache is there."""
+    def _ask(self, doing: str, *bodies: bytes, deadline: Deadline | None = None) -> list[Answer]:
+        """Sends every rank the same frames and hears one answer from each, between two steps."""
         crew = self._living_crew()
-        deadline = self._deadline(self._start_timeout_s, "the start timeout")
+        deadline = deadline or self._deadline(self._start_timeout_s, "the start timeout")
         try:
             for body in bodies:
                 crew.send(body, deadline)

@@ -1,14 +1,13 @@
 """The vocabulary's two ends, its rows shared over ranks. Knows groups; knows no models."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvspan.comm.group import Group
-from kvspan.layers.linear import Storage, gather_columns
-from kvspan.layers.matmul import wide_linear
+from kvspan.layers.linear import Matrix, Storage, gather_columns
 from kvspan.topology import Span, cuts
 
 
-class VocabEmbedding(nn.Module):
+class VocabEmbedding(Matrix):
     """Token ids to vectors, and vectors to logits, over one table whose rows are shared out.
 
     Args:
@@ -18,10 +17,9 @@ class VocabEmbedding(nn.Module):
     """
 
     def __init__(self, vocab_size: int, hidden_size: int, *, group: Group, storage: Storage) -> None:
-        super().__init__()
-        self.group = group
-        self.parts = cuts(vocab_size, parts=group.size)
-        self.weight = storage.empty(self.part.size, hidden_size)
+        parts = cuts(vocab_size, parts=group.size)
+        super().__init__(parts[group.rank].size, hidden_size, bias=False, storage=storage)
+        self.group, self.parts, self._hidden_size = group, parts, hidden_size
 
     @property
     def part(self) -> Span:
@@ -32,10 +30,11 @@ class VocabEmbedding(nn.Module):
         """[R] int64 -> [R, hidden_size], whole on every rank."""
         local = token_ids - self.part.start
         mine = (local >= 0) & (local < self.part.size)
-        rows = self.weight.new_zeros(len(token_ids), self.weight.shape[1])
-        rows[mine] = self.weight[local[mine]]
+        found = self.product.rows(local[mine])
+        rows = found.new_zeros(len(token_ids), self._hidden_size)
+        rows[mine] = found
         return self.group.all_reduce(rows).wait()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
-        return gather_columns(wide_linear(hidden, self.weight), self.group, self.parts)
+        return gather_columns(self.product.wide(hidden), self.group, self.parts)

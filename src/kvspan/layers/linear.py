@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from kvspan.comm.group import Group
-from kvspan.layers.matmul import linear
+from kvspan.layers.matmul import (
+    Arena,
+    PackedProduct,
+    PlainProduct,
+    Product,
+    packed_bytes,
+    packing_isa,
+)
 from kvspan.topology import Span
 
 
@@ -34,7 +41,48 @@ class Storage:
         )
 
 
-class ColumnLinear(nn.Module):
+class Matrix(nn.Module):
+    """A weight, a bias if there is one, and products with them.
+
+    Args:
+        outputs: rows of the weight; may be 0.
+        inputs: columns of the weight; may be 0.
+        bias: whether there is a bias.
+        adds_bias: whether products add it.
+    """
+
+    def __init__(
+        self, outputs: int, inputs: int, *, bias: bool, storage: Storage, adds_bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = storage.empty(outputs, inputs)
+        self.bias = storage.empty(outputs) if bias else None
+        self._adds_bias = adds_bias
+        self.product: Product = PlainProduct(self.weight, self._added_bias)
+
+    def pack(self, memory: Arena, *, isa: str) -> None:
+        """Keeps the weight in packed form from here on, if its dtype and device have one."""
+        num_bytes = packed_bytes(self.weight)
+        if num_bytes:
+            taken = memory.take(num_bytes)
+            self.product = PackedProduct(self.weight, self._added_bias, memory=taken, isa=isa)
+            del self.weight
+
+    @property
+    def _added_bias(self) -> Tensor | None:
+        return self.bias if self._adds_bias else None
+
+
+def pack(matrices: Sequence[Matrix]) -> None:
+    """Brings weights that will not change any more in the form in which products are fastest."""
+    if (isa := packing_isa()) is None:
+        return
+    memory = Arena(sum(packed_bytes(matrix.weight) for matrix in matrices))
+    for matrix in matrices:
+        matrix.pack(memory, isa=isa)
+
+
+class ColumnLinear(Matrix):
     """Some outputs of a linear layer.
 
     Args:
@@ -44,16 +92,14 @@ class ColumnLinear(nn.Module):
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, storage: Storage) -> None:
-        super().__init__()
-        self.weight = storage.empty(out_features, in_features)
-        self.bias = storage.empty(out_features) if bias else None
+        super().__init__(out_features, in_features, bias=bias, storage=storage)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in_features] -> [R, out_features]."""
-        return linear(x, self.weight, self.bias)
+        return self.product(x)
 
 
-class RowLinear(nn.Module):
+class RowLinear(Matrix):
     """A linear layer over some of its inputs, summed over the group.
 
     Args:
@@ -66,18 +112,18 @@ class RowLinear(nn.Module):
     def __init__(
         self, in_features: int, out_features: int, *, bias: bool, group: Group, storage: Storage
     ) -> None:
-        super().__init__()
+        super().__init__(
+            out_features, in_features, bias=bias, storage=storage, adds_bias=group.rank == 0
+        )
         self.group = group
-        self.weight = storage.empty(out_features, in_features)
-        self.bias = storage.empty(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], the sum over the group."""
-        return self.group.all_reduce(self.summand(x)).wait()
+        return self.group.all_reduce(self.product(x)).wait()
 
     def summand(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""
-        return linear(x, self.weight, self.bias if self.group.rank == 0 else None)
+        return self.product(x)
 
 
 def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:

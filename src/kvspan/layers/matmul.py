@@ -1,91 +1,159 @@
-"""Products with weights: torch's own, or a native kernel where rows are few and reading is all there is.
+"""Products with a weight, in the form that the weight is kept in. Knows no layers and no groups.
 
-Weights stay as they were loaded: nothing is packed, so nothing is kept twice.
+    plain    as it was loaded, [outputs, inputs]: torch's product, for any dtype and device
+    packed   bf16 on a CPU: panels of 32 outputs, read front to back by a native kernel, the faster
+             one for a single row as for thousands
+
+A weight is kept once: packing it lets go of the plain one.
 """
 
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvspan.native import NativePath, extension, native_path
+from kvspan.native import extension, native_path, prefer_huge_pages
 
-MOST_ROWS = 48
-"""Rows up to which the native kernel is the faster one."""
+PANEL = 32
+"""Outputs of a panel; `LINEAR_PANEL` of the native kernels."""
+HUGE_PAGE_BYTES = 2 << 20
 
 
-class NativeLinear:
-    """Linear layers on few rows of bf16.
+class Product(Protocol):
+    """Products with one weight [outputs, inputs], and its bias [outputs] if it has one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [R, inputs] -> x @ weight.T + bias, [R, outputs] in `x.dtype`."""
+        ...
+
+    def wide(self, x: Tensor) -> Tensor:
+        """The same in float32, whatever the dtype of the factors."""
+        ...
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Rows of the weight: numbers [n] int64 -> [n, inputs]."""
+        ...
+
+
+class PlainProduct:
+    """Fulfils `Product` with torch's operators.
 
     Args:
-        path: whose kernels run.
+        weight: [outputs, inputs].
+        bias: [outputs].
     """
 
-    def __init__(self, path: NativePath) -> None:
-        native = extension()
-        self._linear, self._isa = native.linear, native.Isa[path.isa]
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
 
-    @staticmethod
-    def takes(x: Tensor, weight: Tensor) -> bool:
-        """Whether it serves these, and faster than torch does."""
-        return (
-            weight.dtype == x.dtype == torch.bfloat16
-            and weight.device.type == "cpu"
-            and x.shape[0] <= MOST_ROWS
-            and x.stride(1) == 1
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return F.linear(x, self._weight, self._bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return F.linear(x, self._weight, self._bias).float()
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """See `Product`."""
+        return self._weight[outputs]
+
+
+class PackedProduct:
+    """Fulfils `Product` with native kernels, in bf16.
+
+    Args:
+        weight: [outputs, inputs] bf16; not kept.
+        bias: [outputs] bf16.
+        memory: where the packed weight goes, `packed_bytes(weight)` of uint8.
+        isa: whose kernels run.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, memory: Tensor, isa: str) -> None:
+        native = extension()
+        self._outputs, self._inputs = weight.shape
+        self._panels = _pack(weight, memory)  # [panels, pairs, PANEL]
+        self._bias = bias  # keeps alive what the kernel reads
+        self._layer = native.LinearLayer(
+            native.Isa[isa],
+            self._panels.data_ptr(),
+            self._outputs,
+            self._inputs,
+            0 if bias is None else bias.data_ptr(),
         )
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype) -> Tensor:
-        """See `linear`."""
-        out = x.new_empty(x.shape[0], weight.shape[0], dtype=out_dtype)
-        self._linear(
-            self._isa,
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.bfloat16))
+
+    def wide(self, x: Tensor) -> Tensor:
+        """See `Product`."""
+        return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.float32))
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """See `Product`."""
+        pairs = self._panels[outputs // PANEL, :, outputs % PANEL]  # [n, pairs]
+        return pairs.view(torch.bfloat16)[:, : self._inputs]
+
+    def _into(self, x: Tensor, out: Tensor) -> Tensor:
+        assert x.dtype == torch.bfloat16, "a packed weight is multiplied in bf16"
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        self._layer(
             torch.get_num_threads(),
             x.data_ptr(),
             x.shape[0],
             x.stride(0),
-            weight.data_ptr(),
-            weight.shape[0],
-            weight.stride(0),
-            weight.shape[1],
-            0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
-            out_dtype == torch.float32,
+            out.dtype == torch.float32,
         )
         return out
 
 
-@cache
-def native_linear() -> NativeLinear | None:
-    """The native kernel, if the instruction set that runs here has one."""
-    path = native_path()
-    if path.isa is None:
-        return None
-    native = extension()
-    return NativeLinear(path) if native.has_linear(native.Isa[path.isa]) else None
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias.
+class Arena:
+    """Memory that packed weights share, one behind the other, in huge pages where there are such.
 
     Args:
-        x: [R, inputs].
-        weight: [outputs, inputs].
-        bias: [outputs].
-
-    Returns:
-        [R, outputs] in `x.dtype`.
+        num_bytes: of all that is taken.
     """
-    native = native_linear()
-    if native is None or not native.takes(x, weight):
-        return F.linear(x, weight, bias)
-    return native(x, weight, bias, x.dtype)
+
+    def __init__(self, num_bytes: int) -> None:
+        whole = torch.empty(num_bytes + HUGE_PAGE_BYTES, dtype=torch.uint8)
+        self._left = whole[-whole.data_ptr() % HUGE_PAGE_BYTES :]
+        prefer_huge_pages(self._left.data_ptr(), self._left.numel())
+
+    def take(self, num_bytes: int) -> Tensor:
+        """The next [num_bytes] uint8."""
+        taken, self._left = self._left[:num_bytes], self._left[num_bytes:]
+        assert len(taken) == num_bytes, "an arena was made too small"
+        return taken
 
 
-def wide_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in float32, whatever the dtype of its factors; see `linear`."""
-    native = native_linear()
-    if native is None or not native.takes(x, weight):
-        return F.linear(x, weight).float()
-    return native(x, weight, None, torch.float32)
+def packed_bytes(weight: Tensor) -> int:
+    """Bytes that a weight takes when it is packed; 0 = it stays plain."""
+    if packing_isa() is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        return 0
+    outputs, inputs = weight.shape
+    return -(-outputs // PANEL) * PANEL * -(-inputs // 2) * 4
+
+
+@cache
+def packing_isa() -> str | None:
+    """The instruction set whose kernels multiply with packed weights; None = torch does better."""
+    isa = native_path().isa
+    return None if isa == "portable" else isa
+
+
+def _pack(weight: Tensor, memory: Tensor) -> Tensor:
+    """[panels, pairs, PANEL] int32: neighbouring inputs in pairs, zeros where outputs or inputs end."""
+    outputs, inputs = weight.shape
+    panels, pairs = -(-outputs // PANEL), -(-inputs // 2)
+    packed = memory.view(torch.int32).view(panels, pairs, PANEL)
+    even = F.pad(weight, (0, inputs % 2)).flatten().view(torch.int32).view(outputs, pairs)
+    full = outputs // PANEL
+    packed[:full] = even[: full * PANEL].view(full, PANEL, pairs).transpose(1, 2)
+    if full < panels:
+        packed[full] = F.pad(even[full * PANEL :], (0, 0, 0, panels * PANEL - outputs)).t()
+    return packed

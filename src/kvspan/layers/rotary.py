@@ -24,6 +24,10 @@ class Rotation:
     sin: Tensor
     interleaved: bool
 
+    def of(self, rows: Tensor | slice) -> "Rotation":
+        """Angles of some of the rows."""
+        return Rotation(self.cos[rows], self.sin[rows], self.interleaved)
+
     def apply(self, x: Tensor) -> Tensor:
         """Rotates the pairs of the last dim: [R, H, D] -> the same shape and dtype.
 

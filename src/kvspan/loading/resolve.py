@@ -15,7 +15,7 @@ from kvspan.loading.safetensors import INDEX, SINGLE, open_safetensors
 
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
-_CONFIG_FILES = ["*.json", "*.jinja"]
+_CONFIG_FILES = ["*.json", "*.jinja", "tiktoken.model"]
 _WEIGHT_FILES = ["*.safetensors"]
 
 

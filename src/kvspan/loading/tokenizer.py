@@ -11,6 +11,7 @@ import tokenizers
 
 from kvspan.config.model import token_ids
 from kvspan.errors import ModelError
+from kvspan.loading.byte_level import BYTE_OF_LETTER
 from kvspan.loading.chat_template import DEFAULT, ChatTemplate
 from kvspan.loading.gguf_file import read_gguf
 from kvspan.loading.gguf_tokenizer import (
@@ -20,6 +21,8 @@ from kvspan.loading.gguf_tokenizer import (
     has_tokenizer,
 )
 from kvspan.loading.hf_files import read_optional_json, read_raw_config
+from kvspan.loading.tiktoken_files import FILE_NAME as TIKTOKEN_FILE
+from kvspan.loading.tiktoken_files import build_tokenizer as build_tiktoken
 
 _TOKEN_ROLES = (
     "bos_token",
@@ -131,7 +134,7 @@ class Tokenizer:
             return b""
         if token_id in self._added or not self._is_byte_level:
             return _plain_bytes(token, is_added=token_id in self._added)
-        return bytes(_BYTE_OF_LETTER[letter] for letter in token)
+        return bytes(BYTE_OF_LETTER[letter] for letter in token)
 
     def apply_chat_template(
         self,
@@ -187,8 +190,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if (tokenizer := find_tokenizer(path)) is None:
         raise ModelError(
-            f"{path} has no tokenizer (a tokenizer.json, or one inside a GGUF file): it can only be "
-            "given token ids, not text."
+            f"{path} has no tokenizer (a tokenizer.json, a {TIKTOKEN_FILE}, or one inside a GGUF file): "
+            "it can only be given token ids, not text."
         )
     return tokenizer
 
@@ -225,16 +228,9 @@ def _from_gguf(path: Path) -> Tokenizer | None:
 
 
 def _from_directory(directory: Path) -> Tokenizer | None:
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        return None
-    try:
-        core = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no narrower one
-        raise ModelError(f"{path} is no tokenizer: {error}.") from error
-    core.no_truncation()
-    core.no_padding()
     config = read_optional_json(directory / "tokenizer_config.json")
+    if (core := _core_of(directory, config)) is None:
+        return None
     return Tokenizer(
         core,
         TokenizerFiles(
@@ -245,6 +241,20 @@ def _from_directory(directory: Path) -> Tokenizer | None:
             chat_templates=_read_chat_templates(directory, config),
         ),
     )
+
+
+def _core_of(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer | None:
+    """The tokenizer proper: a `tokenizer.json`, or else one made of a `tiktoken.model`."""
+    path = directory / "tokenizer.json"
+    if not path.exists():
+        return build_tiktoken(directory, config) if (directory / TIKTOKEN_FILE).exists() else None
+    try:
+        core = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no narrower one
+        raise ModelError(f"{path} is no tokenizer: {error}.") from error
+    core.no_truncation()
+    core.no_padding()
+    return core
 
 
 def _spelled(token: str | Mapping[str, Any]) -> str:
@@ -271,13 +281,3 @@ def _plain_bytes(token: str, *, is_added: bool) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes.fromhex(token[3:5])
     return token.replace("\u2581", " ").encode()  # SentencePiece writes spaces so
-
-
-def _byte_letters() -> dict[str, int]:
-    """Letter -> byte in byte-level BPE (GPT-2): what can be printed is itself, the rest U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
-_BYTE_OF_LETTER = _byte_letters()

@@ -1,12 +1,14 @@
 """What every model is given and what it must offer. Knows no loader and no scheduler."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
+from kvspan.attention.prefill import GatherPlan
 from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
@@ -22,13 +24,17 @@ class Batch:
         token_ids: [R] int64.
         positions: [R] int64, place of each token in its sequence.
         writes: rows whose key and value this rank stores, and where.
-        keys: which of this rank's keys each row sees.
+        asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
+        keys: which of this rank's keys each asking row sees.
+        gathered: rows whose keys come to them, and what they see.
     """
 
     token_ids: Tensor
     positions: Tensor
     writes: Writes
+    asking: slice | Tensor
     keys: KeyIndex
+    gathered: GatherPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +52,7 @@ class RankContext:
         kernel: attention over this rank's shard.
         storage: dtype of weights and activations, and the device of everything.
         cache: how keys and values are kept.
-        workspace_tokens: cached latents that are expanded to keys and values at once.
+        workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
     """
 
     topology: Topology
@@ -85,8 +91,19 @@ class Model(Protocol):
         """Checkpoint names that may be there and are not needed."""
         ...
 
+    def settle(self) -> None:
+        """The weights are loaded and will not change: brings them in the form that is fastest.
+
+        What `parameters_by_name` gave before may be gone after it.
+        """
+        ...
+
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer, to be allocated once its size is known."""
+        ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Its layers by dotted name, to watch them."""
         ...
 
     def parameters_by_name(self) -> dict[str, Tensor]:

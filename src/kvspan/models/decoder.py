@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from kvspan.attention.kv_store import CacheStore
 from kvspan.config.model import ModelConfig
 from kvspan.layers.embedding import VocabEmbedding
+from kvspan.layers.linear import Matrix, pack
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import MoE
 from kvspan.layers.norm import RMSNorm
@@ -124,6 +125,10 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
         return self.head.logits(hidden)
+
+    def settle(self) -> None:
+        """See `Model.settle`."""
+        pack([module for module in self.modules() if isinstance(module, Matrix)])
 
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer."""

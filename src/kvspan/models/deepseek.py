@@ -1,15 +1,17 @@
 """Multi-head latent attention, sharded: DeepSeek-V2 and V3, R1, Kimi K2.
 
-The cache holds one latent a token, and a rotated part of the key that all heads share. There are two
-ways to attend to it over this rank's keys, with the same result:
+The cache holds one latent a token, and a rotated part of the key that all heads share. There are three
+ways to attend to it, with the same result:
 
     absorbed   few rows: what makes a head's keys of latents is applied to its query, and what makes its
-               values to the result, so that all heads see one KV head, the latents
+               values to the result, so that all heads see one KV head, this rank's latents
     expanded   many rows: keys and values of all heads are made of this rank's latents, a workspace at a
                time, and forgotten again
+    gathered   the latents of all ranks come here a workspace at a time, and keys and values are made of
+               them for this rank's own heads; see `attention.prefill`
 
-    x ─ norm ─┬─ queries ─ gather or not ──┐
-              └─ latent, rotary ─ store ───┴─ partial attention, either way ─ exchange ─ o ─ + ─ ...
+    x ─ norm ─┬─ queries ─ gather or not ─┬─ absorbed or expanded, over this rank's keys ─ exchange ─┬─ o
+              └─ latent, rotary ─ store ──┴─ gathered, for own heads ────────────────────────────────┘
 
 A rank owns a slice of the output's columns, which may begin inside a head. Of absorbed rows the latents
 of the heads that the slice touches are exchanged whole; their values are made after the merge, and then
@@ -26,19 +28,20 @@ from torch.nn import functional as F
 from kvspan.attention.contract import KeyIndex
 from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import LatentStore, Seen
-from kvspan.attention.merge import merge_shards
+from kvspan.attention.merge import Merged
+from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
 from kvspan.comm.group import Piece
-from kvspan.comm.local import solo
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
-from kvspan.layers.linear import ColumnLinear, RowLinear, Storage, gather_columns
+from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
 from kvspan.models.base import Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
+from kvspan.models.queries import GroupQueries
 from kvspan.topology import Span, cuts, touched_heads
 
 LATENT_EPS = 1e-6
@@ -70,11 +73,19 @@ class LatentAttention(nn.Module):
         self.config, self.mla = config, mla
         storage, hidden, rank = context.storage, config.hidden_size, mla.kv_lora_rank
         self.heads = context.topology.query_heads(context.rank, config.heads)
+        self.all_heads = Span(0, self.heads.size)
 
-        # With replicated queries each rank is a group of its own that projects all of them.
-        self.query_group = solo() if context.replicate_q else context.dcp
-        self.query_parts = cuts(self.heads.size * config.head_dim, parts=self.query_group.size)
-        part = self.query_parts[self.query_group.rank].shifted(self.heads.start * config.head_dim)
+        slices = cuts(self.heads.size * mla.value_dim, parts=context.dcp.size)
+        touched = [touched_heads(columns, mla.value_dim) for columns in slices]
+        self.slice, self.touched = slices[context.dcp.rank], touched[context.dcp.rank]
+        self.inside = self.slice.shifted(-self.touched.start * mla.value_dim)
+        self.pieces = [Piece(slice(None), columns) for columns in slices]
+        self.latent_pieces = [Piece(slice(None), _columns(heads, rank)) for heads in touched]
+
+        self.queries = GroupQueries(
+            context, num_heads=self.heads.size, head_dim=config.head_dim, touched=touched
+        )
+        part = self.queries.part.shifted(self.heads.start * config.head_dim)
         self.query = LatentQuery(config, mla, part, storage)
         self.down = ColumnLinear(
             hidden, rank + mla.rope_dim, bias=config.attention_bias, storage=storage
@@ -87,31 +98,54 @@ class LatentAttention(nn.Module):
         self.block_size, self.workspace_tokens = context.cache.block_size, context.workspace_tokens
         self.least_rows_to_expand = least_rows_to_expand(mla)
         self.exchange = make_exchange(context.exchange, context.dcp)
-        slices = cuts(self.heads.size * mla.value_dim, parts=context.dcp.size)
-        self.slice = slices[context.dcp.rank]
-        self.touched = touched_heads(self.slice, mla.value_dim)
-        self.pieces = [Piece(slice(None), columns) for columns in slices]
-        self.latent_pieces = [_latent_piece(columns, mla) for columns in slices]
+        self.own_heads = OwnHeads(
+            context.kernel,
+            self.store,
+            context.dcp,
+            expand=lambda vectors: self._expand(vectors.transpose(0, 1), self.touched),
+            value_dim=mla.value_dim,
+            scale=config.softmax_scale,
+        )
         self.out = RowLinear(
             self.slice.size, hidden, bias=config.attention_bias, group=context.tp, storage=storage
         )
 
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
-        self.store.write(self._keys(x, rotation), batch.writes)
-        query, seen = self._queries(x, rotation), self.store.seen(batch.keys)
+        keys, projected = self._keys(x, rotation), self.query(x)
+        self.store.write(keys, batch.writes)
         attended = x.new_empty(len(x), self.slice.size)
+        # The same on all ranks: an exchange without rows does not run.
+        if batch.keys.num_rows:
+            rows = batch.asking
+            query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
+            attended[rows] = self._over_shards(query, self.store.seen(batch.keys))
+        if batch.gathered.num_rows:
+            rows = batch.gathered.rows
+            query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
+            attended[rows] = self._gathered(query, keys[rows], batch.gathered).to(x.dtype)
+        out: Tensor = self.out(attended)
+        return out
+
+    def _over_shards(self, query: Tensor, seen: Seen) -> Tensor:
+        """[n, columns of this rank's slice]: attention over keys that stay on their ranks."""
+        attended = query.new_empty(len(query), self.slice.size)
         sizes = np.diff(seen.index.row_starts)
         for way, chosen in (
             (self._absorbed, sizes < self.least_rows_to_expand),
             (self._expanded, sizes >= self.least_rows_to_expand),
         ):
-            if chosen.any():  # the same on all ranks: an exchange without rows does not run
+            if chosen.any():
                 places, index = seen.index.chosen(chosen)
-                rows = torch.from_numpy(places).to(x.device)
-                attended[rows] = way(query[rows], replace(seen, index=index)).to(x.dtype)
-        out: Tensor = self.out(attended)
-        return out
+                rows = row_numbers(places, query.device)
+                attended[rows] = way(query[rows], replace(seen, index=index)).to(query.dtype)
+        return attended
+
+    def _gathered(self, query: Tensor, keys: Tensor, plan: GatherPlan) -> Tensor:
+        """[n, columns of this rank's slice]: attention of the heads that it touches."""
+        new = self.store.rounded(keys)
+        values = self.own_heads.attend(query.to(new.dtype), new, plan).flatten(1)
+        return values[:, self.inside.start : self.inside.stop]
 
     def _absorbed(self, query: Tensor, seen: Seen) -> Tensor:
         """[n, columns of this rank's slice]: attention of rows that ask the latents themselves."""
@@ -119,18 +153,17 @@ class LatentAttention(nn.Module):
         up_keys, up_values = self._up()
         asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
         partial, lse = self.kernel(
-            asking.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
+            asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
         latents = self.exchange.start(partial, lse, self.latent_pieces).wait().to(query.dtype)
         latents = latents.view(len(query), self.touched.size, self.mla.kv_lora_rank)
         up_values = up_values[self.touched.start : self.touched.stop]
         values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
-        inside = self.slice.shifted(-self.touched.start * self.mla.value_dim)
-        return values[:, inside.start : inside.stop]
+        return values[:, self.inside.start : self.inside.stop]
 
     def _expanded(self, query: Tensor, seen: Seen) -> Tensor:
         """[n, columns of this rank's slice]: attention of rows over keys and values made for them."""
-        query = query.to(seen.keys.dtype)
+        query = query.to(seen.dtype)
         parts = [
             self._over_workspaces(query[rows], replace(seen, index=index))
             for rows, index in seen.index.each()
@@ -151,34 +184,36 @@ class LatentAttention(nn.Module):
         index, size = seen.index, self.block_size
         blocks = index.tables[0][: -(-int(index.last.max()) // size)]
         at_once = self.workspace_tokens // size
-        out = query.new_zeros(*query.shape[:2], self.mla.value_dim, dtype=torch.float32)
-        lse = out.new_full(query.shape[:2], -torch.inf)
+        merged = Merged(*query.shape[:2], self.mla.value_dim, device=query.device)
         for start in range(0, len(blocks), at_once):
-            keys, values = self._expand(seen.keys[blocks[start : start + at_once]])
+            blocks_here = seen.key_blocks(blocks[start : start + at_once])
+            keys, values = self._expand(blocks_here[:, 0], self.all_heads)
             first, last = (
                 np.clip(bound - start * size, 0, len(keys) * size) for bound in (index.first, index.last)
             )
             table = torch.arange(len(keys), device=query.device)
             here = KeyIndex(index.row_starts, (table,), first, last)
-            part, part_lse = self.kernel(query, keys, values, here, self.config.softmax_scale)
-            out, lse = merge_shards(torch.stack([out, part.float()]), torch.stack([lse, part_lse]))
-        return out.to(query.dtype), lse
+            part = self.kernel(query, keys, values, here, self.config.softmax_scale)
+            merged.add(slice(None), *part)
+        return merged.out.to(query.dtype), merged.lse
 
-    def _expand(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    def _expand(self, vectors: Tensor, heads: Span) -> tuple[Tensor, Tensor]:
         """Keys and values of cached latents.
 
         Args:
-            blocks: [b, 1, B, kv_lora_rank + rope_dim].
+            vectors: [b, t, kv_lora_rank + rope_dim].
+            heads: of the group's, those that are made, h of them.
 
         Returns:
-            [b, H / A, B, nope_dim + rope_dim] and [b, H / A, B, value_dim].
+            [b, h, t, nope_dim + rope_dim] and [b, h, t, value_dim], in the vectors' dtype.
         """
         mla = self.mla
-        latents, rotated = torch.split(blocks[:, 0], [mla.kv_lora_rank, mla.rope_dim], dim=-1)
-        made = F.linear(latents.to(self.up.dtype), self.up).to(blocks.dtype)  # [b, B, H / A * (N + V)]
-        made = made.view(*latents.shape[:2], self.heads.size, mla.nope_dim + mla.value_dim)
+        latents, rotated = torch.split(vectors, [mla.kv_lora_rank, mla.rope_dim], dim=-1)
+        rows = _columns(heads, mla.nope_dim + mla.value_dim)
+        made = F.linear(latents.to(self.up.dtype), self.up[rows.start : rows.stop]).to(vectors.dtype)
+        made = made.view(*latents.shape[:2], heads.size, mla.nope_dim + mla.value_dim)
         plain, values = torch.split(made.transpose(1, 2), [mla.nope_dim, mla.value_dim], dim=-1)
-        shared = rotated[:, None].expand(-1, self.heads.size, -1, -1)
+        shared = rotated[:, None].expand(-1, heads.size, -1, -1)
         return torch.cat([plain, shared], dim=-1), values.contiguous()
 
     def _keys(self, x: Tensor, rotation: Rotation) -> Tensor:
@@ -188,10 +223,8 @@ class LatentAttention(nn.Module):
         rotated = rotation.apply(rotated[:, None])[:, 0]
         return torch.cat([self.latent_norm(latent), rotated], dim=-1)
 
-    def _queries(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """[R, H / A, nope_dim + rope_dim]: queries of the group's heads."""
-        query = gather_columns(self.query(x), self.query_group, self.query_parts)
-        query = query.reshape(len(x), self.heads.size, self.config.head_dim)
+    def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:
+        """[n, h, nope_dim + rope_dim]: queries whose last part is rotated."""
         plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
         return torch.cat([plain, rotation.apply(rotated)], dim=-1)
 
@@ -284,7 +317,6 @@ class LatentQuery(nn.Module):
         return sliced(f"{ours}up.weight", shape, dim=0, part=self.part)
 
 
-def _latent_piece(columns: Span, mla: MlaConfig) -> Piece:
-    """The latents, flattened head by head, that a slice of the output's columns is made from."""
-    heads = touched_heads(columns, mla.value_dim)
-    return Piece(slice(None), Span(heads.start * mla.kv_lora_rank, heads.stop * mla.kv_lora_rank))
+def _columns(heads: Span, width: int) -> Span:
+    """Where heads lie on an axis that has `width` elements of each, head by head."""
+    return Span(heads.start * width, heads.stop * width)

@@ -4,6 +4,8 @@
                 │                                             │                │        │
            gather q or not                            over this rank's keys  DCP group  sum over TP
 
+Rows whose keys are gathered skip the exchange: see `attention.prefill`.
+
 Attention is split over A = T / (W / P) attention-TP ranks by head, and over the W ranks of a DCP group
 by sequence; a rank ends with its piece of the group's output, which is the input of its rows of `o`.
 """
@@ -14,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 from kvspan.attention.exchange import make_exchange
-from kvspan.attention.kv_store import KvStore
+from kvspan.attention.kv_store import KvStore, Seen
+from kvspan.attention.prefill import OwnHeads
 from kvspan.comm.group import Piece
-from kvspan.comm.local import solo
 from kvspan.config.model import ModelConfig
-from kvspan.layers.linear import ColumnLinear, RowLinear, gather_columns
+from kvspan.layers.linear import ColumnLinear, RowLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
 from kvspan.models.base import Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
-from kvspan.topology import Span, cuts
+from kvspan.models.queries import GroupQueries
+from kvspan.topology import Span, cuts, touched_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,54 +74,86 @@ class DenseAttention(nn.Module):
         self.kv_heads = context.topology.kv_heads(context.rank, config.heads)
         width = self.query_heads.size * dim
 
-        # With replicated queries each rank is a group of its own that projects all of them.
-        self.query_group = solo() if context.replicate_q else context.dcp
-        self.query_parts = cuts(width, parts=self.query_group.size)
-        rows = self.query_parts[self.query_group.rank].size + 2 * self.kv_heads.size * dim
+        slices = cuts(width, parts=context.dcp.size)
+        touched = [touched_heads(columns, dim) for columns in slices]
+        self.pieces = [Piece(slice(None), columns) for columns in slices]
+        self.piece, self.touched = slices[context.dcp.rank], touched[context.dcp.rank]
+        self.queries = GroupQueries(
+            context, num_heads=self.query_heads.size, head_dim=dim, touched=touched
+        )
+        rows = self.queries.part.size + 2 * self.kv_heads.size * dim
         self.qkv = ColumnLinear(config.hidden_size, rows, bias=traits.qkv_bias, storage=storage)
-        if traits.qk_norm:
-            self.q_norm = RMSNorm(dim, eps=config.rms_norm_eps, storage=storage)
-            self.k_norm = RMSNorm(dim, eps=config.rms_norm_eps, storage=storage)
+        self.q_norm, self.k_norm = (
+            RMSNorm(dim, eps=config.rms_norm_eps, storage=storage) if traits.qk_norm else nn.Identity()
+            for _ in range(2)
+        )
 
         self.kernel = context.kernel
         self.scale = config.softmax_scale
         self.store = KvStore(context.cache, num_kv_heads=self.kv_heads.size, head_dim=dim)
         self.exchange = make_exchange(context.exchange, context.dcp)
-        self.pieces = [Piece(slice(None), columns) for columns in cuts(width, parts=context.dcp.size)]
-        self.piece = self.pieces[context.dcp.rank].columns
+        self.own_kv = _shared_by(self.touched, self.query_heads.size // self.kv_heads.size)
+        self.own_heads = OwnHeads(
+            context.kernel,
+            self.store,
+            context.dcp,
+            expand=self._own_keys,
+            value_dim=dim,
+            scale=self.scale,
+        )
         self.out = RowLinear(
             self.piece.size, config.hidden_size, bias=traits.o_bias, group=context.tp, storage=storage
         )
 
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
-        query, key, value = self._project(x)
-        if self.traits.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotation.apply(query), rotation.apply(key)
+        projected, key, value = self._project(x)
+        key = rotation.apply(self.k_norm(key))
         self.store.write(key, value, batch.writes)
-        seen = self.store.seen(batch.keys)
-        partial, lse = self.kernel(
-            query.to(seen.keys.dtype), seen.keys, seen.values, seen.index, self.scale
-        )
-        piece = self.exchange.start(partial, lse, self.pieces).wait()
-        out: Tensor = self.out(piece.to(x.dtype))
+        attended = x.new_empty(len(x), self.piece.size)
+        # The same on all ranks: an exchange without rows does not run.
+        if batch.keys.num_rows:
+            rows = batch.asking
+            query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
+            attended[rows] = self._over_shards(query, self.store.seen(batch.keys)).to(x.dtype)
+        if batch.gathered.num_rows:
+            rows = batch.gathered.rows
+            query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
+            new = self.store.rounded(key[rows], value[rows])
+            values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
+            start = self.piece.start - self.touched.start * self.config.head_dim
+            attended[rows] = values[:, start : start + self.piece.size].to(x.dtype)
+        out: Tensor = self.out(attended)
         return out
 
+    def _over_shards(self, query: Tensor, seen: Seen) -> Tensor:
+        """[n, columns of the piece]: attention over keys that stay on their ranks."""
+        partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
+        return self.exchange.start(partial, lse, self.pieces).wait()
+
+    def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, h, t, D] for the touched heads, of what is cached [t, Hkv / A, 2 D]."""
+        keys, values = vectors[:, self.own_kv].transpose(0, 1)[None].chunk(2, dim=-1)
+        return keys, values
+
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[R, H / A, D] queries of the group, and [R, Hkv / A, D] keys and values of the rank."""
+        """[R, columns of the part] of the group's queries, [R, Hkv / A, D] keys and values."""
         kv_width = self.kv_heads.size * self.config.head_dim
-        query_width = self.query_parts[self.query_group.rank].size
-        query, key, value = torch.split(self.qkv(x), [query_width, kv_width, kv_width], dim=-1)
-        query = gather_columns(query, self.query_group, self.query_parts)
+        query, key, value = torch.split(
+            self.qkv(x), [self.queries.part.size, kv_width, kv_width], dim=-1
+        )
         dims = (len(x), -1, self.config.head_dim)
-        return query.reshape(dims), key.reshape(dims), value.reshape(dims)
+        return query, key.reshape(dims), value.reshape(dims)
+
+    def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:
+        """[n, h, D]: queries as they ask, after norm and rotary embedding."""
+        return rotation.apply(self.q_norm(query))
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets of the projections: fused q, k, v here, three tensors in the checkpoint."""
         size, dim, bias = self.config.hidden_size, self.config.head_dim, self.traits.qkv_bias
         first = self.query_heads.start * dim  # where the group's queries begin in the checkpoint
-        query = self.query_parts[self.query_group.rank].shifted(first)
+        query = self.queries.part.shifted(first)
         kv = Span(self.kv_heads.start * dim, self.kv_heads.stop * dim)
         targets: dict[str, Target] = {}
         at = 0
@@ -144,3 +179,14 @@ class DenseAttention(nn.Module):
             for name in ("q_norm", "k_norm"):
                 targets[f"{theirs}{name}.weight"] = whole(f"{ours}{name}.weight", (dim,))
         return targets
+
+
+def _shared_by(heads: Span, group: int) -> list[int]:
+    """KV heads of some query heads, of which `group` share one: as kernels want it, equally many each.
+
+    Returns:
+        Each KV head once where that is so; the KV head of each query head where it is not.
+    """
+    of_each = [head // group for head in range(heads.start, heads.stop)]
+    once = sorted(set(of_each))
+    return once if len({of_each.count(kv) for kv in once}) == 1 else of_each

@@ -1,14 +1,15 @@
 """Inputs of operators, for tests and benchmarks alike. A case's `str` reads like a sentence."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import KeyIndex, Need
+from kvspan.attention.contract import Cached, KeyIndex, Need
+from kvspan.attention.scaled import Scaled
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -38,6 +39,7 @@ class AttentionCase:
         latent: whether values are the first Dv columns of the keys.
         block_size: B.
         dtype: of queries, keys and values.
+        codes: in which the cache holds them; None = as they are.
         sequences: rows and what they see.
         seed: of the random inputs.
     """
@@ -50,6 +52,7 @@ class AttentionCase:
     sequences: tuple[SequenceRows, ...]
     value_dim: int | None = None
     latent: bool = False
+    codes: torch.dtype | None = None
     seed: int = 0
 
     def __str__(self) -> str:
@@ -57,7 +60,8 @@ class AttentionCase:
         dtype = str(self.dtype).removeprefix("torch.")
         dims = f"hd{self.head_dim}" + (f"v{self.value_dim}" if self.value_dim else "")
         kind = "mla" if self.latent else "gqa"
-        return f"{self.name}-{kind}{heads}x{kv_heads}-{dims}-B{self.block_size}-{dtype}"
+        codes = f"-{self.codes}".replace("torch.", "") if self.codes else ""
+        return f"{self.name}-{kind}{heads}x{kv_heads}-{dims}-B{self.block_size}-{dtype}{codes}"
 
     @property
     def need(self) -> Need:
@@ -65,7 +69,7 @@ class AttentionCase:
         value_dim = self.value_dim or self.head_dim
         return Need(device="cpu", dtype=self.dtype, head_dim=self.head_dim, value_dim=value_dim)
 
-    def inputs(self, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, KeyIndex, float]:
+    def inputs(self, device: str = "cpu") -> tuple[Tensor, Cached, Cached, KeyIndex, float]:
         """Arguments of a `contract.Kernel`. Slots that no row may see hold NaN."""
         generator = torch.Generator().manual_seed(self.seed)
         counts = [-(-max(s.last, default=0) // self.block_size) for s in self.sequences]
@@ -91,8 +95,17 @@ class AttentionCase:
             last=np.array([x for s in self.sequences for x in s.last], dtype=np.int64),
         )
         scale = self.head_dim**-0.5
-        keys, values = keys.to(device), values.to(device)
-        return query.to(device), keys, keys[..., : dims[1]] if self.latent else values, index, scale
+        return query.to(device), *self._cached(keys.to(device), values.to(device)), index, scale
+
+    def _cached(self, keys: Tensor, values: Tensor) -> tuple[Cached, Cached]:
+        value_dim = values.shape[-1]
+        if self.codes is None:
+            return keys, keys[..., :value_dim] if self.latent else values
+        parts = (value_dim, keys.shape[-1] - value_dim) if self.latent else (keys.shape[-1],)
+        codes = Scaled.of(keys, tuple(part for part in parts if part), codes=self.codes)
+        if self.latent:
+            return codes, codes.first_part
+        return codes, Scaled.of(values, (value_dim,), codes=self.codes)
 
 
 def attention_cases() -> Iterator[AttentionCase]:
@@ -123,6 +136,12 @@ def attention_cases() -> Iterator[AttentionCase]:
                     dtype=dtype,
                     sequences=_ROWS[name],
                 )
+
+
+def coded_cases() -> Iterator[AttentionCase]:
+    """The same over caches of 8 bits, in fewer combinations."""
+    for i, case in enumerate(attention_cases()):
+        yield replace(case, codes=(torch.int8, torch.float8_e4m3fn)[i % 2])
 
 
 _SHAPES: tuple[tuple[tuple[int, int], int, int | None, bool], ...] = (

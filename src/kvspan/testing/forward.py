@@ -10,10 +10,12 @@ from torch import Tensor
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.prefill import Workspace
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.model import parse_model_config
+from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.layout import CacheLayout
 from kvspan.loading.apply import apply
@@ -22,7 +24,7 @@ from kvspan.models.base import RankContext
 from kvspan.models.registry import build_model
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, pack_tokens
-from kvspan.testing.ranks import Call, CountingWorld, run_ranks
+from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 
@@ -43,7 +45,8 @@ class ForwardCase:
         chunk: tokens of each sequence computed in a step.
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
-        workspace_tokens: cached latents that are expanded at once.
+        workspace_tokens: cached tokens that are gathered or expanded at once.
+        prefill_strategy: what travels for cached context.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -56,6 +59,7 @@ class ForwardCase:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
+    prefill_strategy: str = FEWEST_BYTES
 
     def __str__(self) -> str:
         t = self.topology
@@ -63,7 +67,7 @@ class ForwardCase:
         chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
         placement = f"T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
         experts = "-ep" if self.expert_parallel else ""
-        return f"{placement}-{self.exchange}-{query}{experts}{chunk}"
+        return f"{placement}-{self.exchange}-{query}{experts}{chunk}-{self.prefill_strategy}"
 
     @property
     def layout(self) -> CacheLayout:
@@ -80,10 +84,12 @@ class Forward:
     Args:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
         calls: for each rank its collectives, group by group, in order.
+        dcp_calls: those of its DCP group.
     """
 
     logits: list[Tensor]
     calls: list[list[Call]]
+    dcp_calls: list[list[Call]]
 
 
 def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase) -> Forward:
@@ -97,12 +103,15 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
     results = run_ranks(
         case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
     )
-    return Forward(results[0][0], [calls for _, calls in results])
+    logits, _ = results[0]
+    calls = [[call for group in groups for call in group.calls] for _, groups in results]
+    return Forward(logits, calls, [dcp.calls for _, (_, dcp) in results])
 
 
 def _rank(
     world: LocalWorld, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
-) -> tuple[list[Tensor], list[Call]]:
+) -> tuple[list[Tensor], list[CountingGroup]]:
+    """Logits of each sequence, and the TP and the DCP group."""
     torch.set_num_threads(1)
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
@@ -142,17 +151,31 @@ def _rank(
         store.allocate(BLOCKS_PER_POOL)
     dcp_rank = case.topology.dcp_rank(world.rank)
     mirrors = Mirrors(lambda: RankTable(case.layout, dcp_rank=dcp_rank, blocks_per_pool=BLOCKS_PER_POOL))
+    rule = PrefillRule.of(
+        case.prefill_strategy,
+        config,
+        case.topology,
+        exchange=case.exchange,
+        replicate_q=case.replicate_q,
+        dtype_bytes=case.dtype.itemsize,
+    )
+    workspace = Workspace(
+        tokens=case.workspace_tokens,
+        dcp_rank=dcp_rank,
+        dcp_size=case.topology.dcp_size,
+        block_size=case.block_size,
+        device=cpu,
+    )
     parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
     with torch.inference_mode():
         for step in _steps(sequences, case):
             mirrors.learn(step)
-            batch = build_batch(step.rows, mirrors, block_size=case.block_size, device=cpu)
+            batch = build_batch(step.rows, mirrors, rule=rule, workspace=workspace)
             logits = model.logits(model.forward(batch))
             ends = np.cumsum([row.num_tokens for row in step.rows])
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
-    calls = [call for group in counting.groups for call in group.calls]
-    return [torch.cat(parts[i]) for i in range(len(sequences))], calls
+    return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups
 
 
 def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:

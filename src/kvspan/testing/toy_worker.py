@@ -17,7 +17,7 @@ from torch import Tensor
 from kvspan.comm.connect import join
 from kvspan.comm.group import Group
 from kvspan.errors import ModelError
-from kvspan.step import RankReport, Sampled, Step, StepResult
+from kvspan.step import Fill, RankReport, Sampled, Step, StepResult, TimedSpan
 from kvspan.worker.loop import serve
 from kvspan.worker.messages import Channel
 
@@ -100,6 +100,13 @@ class ToyWorker:
         """Refuses a negative number."""
         if num_blocks < 0:
             raise MemoryError(f"{num_blocks} blocks")
+
+    def fill(self, fill: Fill) -> None:
+        """Has no cache."""
+
+    def watch(self, on: bool) -> list[TimedSpan]:
+        """A span whose name tells what was said."""
+        return [TimedSpan(f"{self._rank} {on}", 0.0, 1.0, 1.0)]
 
     def execute(self, step: Step) -> StepResult:
         """Echoes."""

@@ -5,19 +5,24 @@ Knows tables, slots and rows. Knows no model and no sampler.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
+from kvspan.attention.prefill import Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import RankTable
+from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -72,13 +77,23 @@ class Mirrors:
 
 
 def build_batch(
-    rows: Sequence[Row], mirrors: Mirrors, *, block_size: int, device: torch.device
+    rows: Sequence[Row], mirrors: Mirrors, *, rule: PrefillRule, workspace: Workspace
 ) -> Batch:
-    """The tensors of a step's rows on this rank."""
+    """The tensors of a step's rows on this rank.
+
+    Args:
+        rows: of the step.
+        mirrors: of their requests.
+        rule: which of them have their keys gathered.
+        workspace: what keys are gathered in.
+    """
+    device = workspace.device
     spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
     known = [mirrors[row.request_id] for row in rows]
-    bounds = [m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)]
-    last = _joined(bounds)
+    sizes = np.array([row.num_tokens for row in rows], np.int64)
+    starts = np.array([row.start for row in rows], np.int64)
+    gathered = rule.gathers(sizes, starts)
+    is_gathered = np.repeat(gathered, sizes)  # [R]
     return Batch(
         token_ids=_tensor(
             [
@@ -88,14 +103,41 @@ def build_batch(
             device,
         ),
         positions=_tensor(spans, device),
-        writes=_writes(rows, known, block_size=block_size, device=device),
-        keys=KeyIndex(
-            row_starts=tuple(np.cumsum([0, *(row.num_tokens for row in rows)]).tolist()),
-            tables=tuple(_tensor([m.table.blocks], device) for m in known),
-            first=np.zeros_like(last),
-            last=last,
-        ),
+        writes=_writes(rows, known, block_size=workspace.block_size, device=device),
+        asking=row_numbers(np.flatnonzero(~is_gathered), device),
+        keys=_keys(_chosen(known, ~gathered), _chosen(spans, ~gathered), device),
+        gathered=_plan(_chosen(known, gathered), _chosen(rows, gathered), is_gathered, workspace),
     )
+
+
+def _keys(
+    known: Sequence[RequestMirror], spans: Sequence[NDArray[np.int64]], device: torch.device
+) -> KeyIndex:
+    """What rows see of this rank's keys: the positions up to their own."""
+    last = _joined([m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)])
+    return KeyIndex(
+        row_starts=tuple(np.cumsum([0, *map(len, spans)]).tolist()),
+        tables=tuple(_tensor([m.table.blocks], device) for m in known),
+        first=np.zeros_like(last),
+        last=last,
+    )
+
+
+def _plan(
+    known: Sequence[RequestMirror],
+    rows: Sequence[Row],
+    is_gathered: NDArray[np.bool_],
+    workspace: Workspace,
+) -> GatherPlan:
+    contexts = [
+        Context(m.table.blocks, m.table.shares(row.start)) for m, row in zip(known, rows, strict=True)
+    ]
+    numbers = row_numbers(np.flatnonzero(is_gathered), workspace.device)
+    return workspace.plan(numbers, [row.num_tokens for row in rows], contexts)
+
+
+def _chosen(items: Sequence[T], which: NDArray[np.bool_]) -> list[T]:
+    return [item for item, is_one in zip(items, which, strict=True) if is_one]
 
 
 def _writes(

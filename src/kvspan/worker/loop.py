@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from kvspan.errors import ConfigError, ModelError, RequestError
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.messages import (
     AllocateCache,
     Allocated,
@@ -15,10 +15,14 @@ from kvspan.worker.messages import (
     Done,
     Execute,
     Failed,
+    FillCache,
+    Filled,
     Load,
     Report,
     Result,
     Shutdown,
+    Watch,
+    Watched,
     decode_order,
     encode,
 )
@@ -44,6 +48,14 @@ class RankWorker(Protocol):
 
     def execute(self, step: Step) -> StepResult:
         """Runs one step; only rank 0's result is used."""
+        ...
+
+    def fill(self, fill: Fill) -> None:
+        """Makes up keys and values."""
+        ...
+
+    def watch(self, on: bool) -> list[TimedSpan]:
+        """Notes where time goes from here on, or no longer; what it noted since the last call."""
         ...
 
     def close(self) -> None:
@@ -87,13 +99,20 @@ def failures_told(channel: Channel, rank: int) -> Iterator[None]:
         raise SystemExit(1) from error
 
 
-def _obey(order: Load | AllocateCache | Execute, worker: RankWorker, rank: int) -> Answer:
+def _obey(
+    order: Load | AllocateCache | FillCache | Watch | Execute, worker: RankWorker, rank: int
+) -> Answer:
     match order:
         case Load():
             return Report(worker.load())
         case AllocateCache(num_blocks):
             worker.allocate_cache(num_blocks)
             return Allocated()
+        case FillCache(fill):
+            worker.fill(fill)
+            return Filled()
+        case Watch(on):
+            return Watched(tuple(worker.watch(on)))
         case Execute(step):
             result = worker.execute(step)
             return Result(result) if rank == 0 else Done(step.step_id)

@@ -16,10 +16,12 @@ class RankStart(msgspec.Struct, frozen=True):
     Args:
         resolved: what will run.
         store_path: the path that the ranks meet at.
+        watched: whether they can say where their time goes.
     """
 
     resolved: Resolved
     store_path: str
+    watched: bool = False
 
 
 def run(channel: Channel, payload: bytes, rank: int) -> None:
@@ -46,5 +48,5 @@ def run(channel: Channel, payload: bytes, rank: int) -> None:
         timeout_s=resolved.step_timeout_s + 60,
         device=device,
     )
-    serve(channel, Worker(resolved, world), rank)
+    serve(channel, Worker(resolved, world, watched=start.watched), rank)
     world.close()

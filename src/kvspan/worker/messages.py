@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 
 LENGTH = struct.Struct("<Q")
 """Head of a frame: bytes of its body."""
@@ -30,6 +30,18 @@ class AllocateCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_blocks: int
 
 
+class FillCache(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: make up keys and values. The answer is `Filled`."""
+
+    fill: Fill
+
+
+class Watch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Order: note where time goes from here on, or no longer. The answer is `Watched`."""
+
+    on: bool
+
+
 class Execute(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Order: run a step. The answer is a `Result` from rank 0 and `Done` from the others."""
 
@@ -40,7 +52,7 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Order: end. There is no answer; the process ends with exit code 0."""
 
 
-Order: TypeAlias = Load | AllocateCache | Execute | Shutdown
+Order: TypeAlias = Load | AllocateCache | FillCache | Watch | Execute | Shutdown
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -51,6 +63,16 @@ class Report(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 class Allocated(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Answer to `AllocateCache`."""
+
+
+class Filled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer to `FillCache`."""
+
+
+class Watched(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer to `Watch`: what was noted since the last one."""
+
+    spans: tuple[TimedSpan, ...]
 
 
 class Result(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -82,7 +104,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     traceback: str
 
 
-Answer: TypeAlias = Report | Allocated | Result | Done | Failed
+Answer: TypeAlias = Report | Allocated | Filled | Watched | Result | Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder = msgspec.msgpack.Decoder(Order)

@@ -13,6 +13,7 @@ from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
 from kvspan.worker.batch import Mirrors, RequestMirror
+from kvspan.worker.watch import Recorder
 
 LOGIT_ROWS = 256
 """Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
@@ -26,12 +27,19 @@ class Outputs:
         sampler: chooses tokens.
         eos_token_ids: tokens that end a text.
         is_speaker: whether this rank reports; the others only help to make logits.
+        recorder: notes the time that logits take.
     """
 
     def __init__(
-        self, model: Model, sampler: Sampler, *, eos_token_ids: Sequence[int], is_speaker: bool
+        self,
+        model: Model,
+        sampler: Sampler,
+        *,
+        eos_token_ids: Sequence[int],
+        is_speaker: bool,
+        recorder: Recorder,
     ) -> None:
-        self._model, self._sampler = model, sampler
+        self._model, self._sampler, self._recorder = model, sampler, recorder
         self._eos_token_ids, self._is_speaker = eos_token_ids, is_speaker
 
     def of(self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor) -> tuple[Sampled, ...]:
@@ -51,7 +59,8 @@ class Outputs:
         sampled: dict[int, Sampled] = {}
         if sampling:
             ends = torch.from_numpy(starts[1:][sampling] - 1).to(hidden.device)
-            logits = self._model.logits(hidden[ends])
+            with self._recorder.span("linear"):
+                logits = self._model.logits(hidden[ends])
             if self._is_speaker:
                 asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
                 sampled = dict(zip(sampling, self._sampler.sample(logits, asked), strict=True))

@@ -4,25 +4,31 @@ A worker obeys and decides nothing: what it computes, and which collectives it m
 step alone, so its neighbours do the same by construction.
 """
 
+from collections.abc import Callable
+
 import psutil
 import torch
 
 from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.prefill import Workspace
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
+from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
-from kvspan.models.base import RankContext
+from kvspan.models.base import Batch, Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
-from kvspan.step import RankReport, Step, StepResult
+from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
+from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs
+from kvspan.worker.watch import Recorder, watch_layers, watched_context
 
 
 class Worker:
@@ -31,20 +37,36 @@ class Worker:
     Args:
         resolved: what will run.
         world: all ranks; the worker makes its groups from it.
+        watched: whether it can say where its time goes; watching costs a little even while it is off.
     """
 
-    def __init__(self, resolved: Resolved, world: World) -> None:
+    def __init__(self, resolved: Resolved, world: World, *, watched: bool = False) -> None:
         self._resolved, self._rank = resolved, world.rank
         self._device = rank_device(resolved.device, world.rank)
-        self._model = build_model(resolved.model_config, _context(resolved, world, self._device))
+        self._recorder = Recorder()
+        context = _context(resolved, world, self._device)
+        if watched:
+            context = watched_context(context, self._recorder)
+        self._model = build_model(resolved.model_config, context)
+        if watched:
+            watch_layers(self._model, self._recorder)
         self._outputs = Outputs(
             self._model,
             Sampler(),
             eos_token_ids=resolved.model_config.eos_token_ids,
             is_speaker=world.rank == 0,
+            recorder=self._recorder,
         )
-        self._mirrors = Mirrors(self._no_table)
+        self._new_table: Callable[[], RankTable] = self._no_table
+        self._mirrors = Mirrors(self._new_table)
+        self._rule = _prefill_rule(resolved)
+        self._workspace = _workspace(resolved, world.rank, self._device)
         self._next_step_id = 0
+
+    @property
+    def model(self) -> Model:
+        """This rank's part of the model."""
+        return self._model
 
     def load(self) -> RankReport:
         """Loads this rank's part of the weights."""
@@ -58,9 +80,12 @@ class Worker:
             ignored=model.ignored_weights(),
             prefix=resolved.model_config.tensor_prefix,
         )
+        weight_bytes = sum(p.numel() * p.itemsize for p in parameters.values())
+        parameters.clear()  # so that each weight can go when it has been settled
+        model.settle()
         return RankReport(
             rank=self._rank,
-            weight_bytes=sum(p.numel() * p.itemsize for p in parameters.values()),
+            weight_bytes=weight_bytes,
             free_bytes=_free_bytes(self._device),
             kv_bytes_per_token=sum(store.bytes_per_token for store in model.kv_stores()),
         )
@@ -71,26 +96,57 @@ class Worker:
             store.allocate(num_blocks)
         layout = self._resolved.cache_layout
         dcp_rank = self._resolved.topology.dcp_rank(self._rank)
-        self._mirrors = Mirrors(lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks))
+        self._new_table = lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks)
+        self._mirrors = Mirrors(self._new_table)
+
+    @torch.inference_mode()
+    def fill(self, fill: Fill) -> None:
+        """Makes up keys and values for units of which nothing is computed."""
+        resolved = self._resolved
+        filler = Filler(
+            self._model.kv_stores(),
+            resolved.model_config,
+            kv_heads=resolved.topology.kv_heads(self._rank, resolved.model_config.heads),
+            block_size=resolved.block_size,
+            dtype=torch_dtype(resolved.dtype),
+            device=self._device,
+        )
+        table = self._new_table()
+        table.append(fill.units)
+        filler.fill(table, num_tokens=fill.num_tokens, seed=fill.seed)
+
+    def watch(self, on: bool) -> list[TimedSpan]:
+        """Notes where time goes from here on, or no longer; what it noted since the last call."""
+        return self._recorder.switch(on)
+
+    def prepare(self, step: Step) -> Batch:
+        """Takes in what a step tells of requests, and makes the tensors of its rows."""
+        self._mirrors.learn(step)
+        return build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
         """Does a step; the result is whole on rank 0 alone."""
         assert step.step_id == self._next_step_id, f"step {step.step_id} came for {self._next_step_id}"
         self._next_step_id += 1
-        self._mirrors.learn(step)
-        if not step.rows:  # it only told who has ended
-            return StepResult(step.step_id, ())
-        batch = build_batch(
-            step.rows, self._mirrors, block_size=self._resolved.block_size, device=self._device
-        )
-        hidden = self._model.forward(batch)
-        return StepResult(step.step_id, self._outputs.of(step.rows, self._mirrors, hidden))
+        with self._recorder.span("step"):
+            return self._execute(step)
 
     def close(self) -> None:
         """Gives the memory back."""
         for store in self._model.kv_stores():
             store.allocate(0)
+
+    def _execute(self, step: Step) -> StepResult:
+        with self._recorder.span("prepare"):
+            batch = self.prepare(step)
+        if not step.rows:  # it only told who has ended
+            return StepResult(step.step_id, ())
+        with self._recorder.span("forward"):
+            hidden = self._model.forward(batch)
+        with self._recorder.span("sample"):
+            sampled = self._outputs.of(step.rows, self._mirrors, hidden)
+        return StepResult(step.step_id, sampled)
 
     @staticmethod
     def _no_table() -> RankTable:
@@ -117,6 +173,27 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         storage=Storage(dtype, device),
         cache=CacheFormat(block_size=resolved.block_size, dtype=kv_dtype, computed=dtype, device=device),
         workspace_tokens=resolved.workspace_tokens,
+    )
+
+
+def _prefill_rule(resolved: Resolved) -> PrefillRule:
+    return PrefillRule.of(
+        resolved.prefill_strategy,
+        resolved.model_config,
+        resolved.topology,
+        exchange=resolved.exchange,
+        replicate_q=resolved.replicate_q,
+        dtype_bytes=torch_dtype(resolved.dtype).itemsize,
+    )
+
+
+def _workspace(resolved: Resolved, rank: int, device: torch.device) -> Workspace:
+    return Workspace(
+        tokens=resolved.workspace_tokens,
+        dcp_rank=resolved.topology.dcp_rank(rank),
+        dcp_size=resolved.dcp_size,
+        block_size=resolved.block_size,
+        device=device,
     )
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvspan.attention.contract import KeyIndex
+from kvspan.attention.contract import KeyIndex, written_out
 from kvspan.attention.slots import PlainSlots, ScaledSlots, SlotShape, Writes, make_slots
 
 CPU = torch.device("cpu")
@@ -33,7 +33,8 @@ def filled(slots: ScaledSlots | PlainSlots, num_blocks: int) -> torch.Tensor:
 def test_an_element_is_near_what_was_put(dtype: torch.dtype) -> None:
     slots = ScaledSlots(SHAPE, dtype=dtype, seen_dtype=torch.float32, device=CPU)
     wanted = filled(slots, 5)
-    got, there = slots.seen(index([4, 0], [2], [], [0, 3, 2]))
+    got, same, there = written_out(slots.all, slots.all, index([4, 0], [2], [], [0, 3, 2]))
+    assert torch.equal(got, same)
     assert got.dtype == torch.float32
     assert len(got) == 4  # each named block once; block 1 is not seen
     for table, blocks in zip(there.tables, ([4, 0], [2], [], [0, 3, 2]), strict=True):
@@ -52,9 +53,17 @@ def test_zeros_stay_zeros_and_no_tables_are_an_ordinary_input(dtype: torch.dtype
     slots.allocate(1)
     place = torch.zeros(1, dtype=torch.int64)
     slots.put(torch.zeros(1, 3, 32), Writes(place, place, place))
-    seen, _ = slots.seen(index([0]))
+    seen, _, _ = written_out(slots.all, slots.all, index([0]))
     assert not seen[0, :, 0].any()
-    assert slots.seen(index())[0].shape == (0, 3, 4, 32)
+    assert written_out(slots.all, slots.all, index())[0].shape == (0, 3, 4, 32)
+
+
+def test_the_first_part_is_written_out_once_for_keys_and_values() -> None:
+    slots = ScaledSlots(SHAPE, dtype=torch.int8, seen_dtype=torch.float32, device=CPU)
+    filled(slots, 3)
+    keys, values, _ = written_out(slots.all, slots.all.first_part, index([2, 1]))
+    assert values.data_ptr() == keys.data_ptr()
+    assert torch.equal(values, keys[..., :20])
 
 
 def test_wider_elements_are_seen_where_they_lie() -> None:
@@ -62,7 +71,7 @@ def test_wider_elements_are_seen_where_they_lie() -> None:
     assert isinstance(slots, PlainSlots)
     wanted = filled(slots, 3)
     asked = index([2, 1])
-    got, there = slots.seen(asked)
+    got, _, there = written_out(slots.all, slots.all, asked)
     assert there is asked
     assert got is slots.all
     assert torch.equal(got, wanted.to(torch.bfloat16))

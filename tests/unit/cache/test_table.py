@@ -113,7 +113,7 @@ def test_any_placement_equals_its_twin(
     capacity = len(units) * layout.unit_tokens
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, capacity)] * 2)))
     bounds = np.arange(capacity + 1)
-    locals_by_rank = []
+    locals_by_rank, shares = [], []
     for rank, table in enumerate(
         filled(layout, units, blocks_per_pool=blocks_per_pool, splits=(split,))
     ):
@@ -126,7 +126,9 @@ def test_any_placement_equals_its_twin(
         held = [s // layout.block_size for s in slots if s != NO_SLOT]
         assert (table.blocks.dtype, table.blocks.tolist()) == (np.int32, list(dict.fromkeys(held)))
         locals_by_rank.append(local)
+        shares.append([table.shares(bound).tolist() for bound in bounds.tolist()])
     assert np.sum(locals_by_rank, axis=0).tolist() == bounds.tolist()
+    assert all(of_rank == np.transpose(locals_by_rank).tolist() for of_rank in shares)
 
 
 @given(

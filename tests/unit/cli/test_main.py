@@ -37,6 +37,18 @@ def test_generate_writes_text_to_stdout_and_the_rest_to_stderr(
     assert "units of 16 tokens" in streamed.err
 
 
+def test_generate_takes_what_is_not_typed_from_the_generation_config(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"max_new_tokens": 3, "top_k": 1}')
+    run = ["generate", model, "--prompt", "hello", "--ignore-eos", "--json", *SMALL]
+    for typed, count in (([], 3), (["--max-tokens", "4"], 4)):
+        assert main([*run, "--generation-config", str(tmp_path), *typed]) == 0
+        captured = capsys.readouterr()
+        assert len(json.loads(captured.out)["outputs"][0]["token_ids"]) == count
+        assert "have top_k 1, max_tokens 3" in captured.err
+
+
 def test_generate_reads_a_file_and_answers_as_a_chat(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

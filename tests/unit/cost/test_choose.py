@@ -61,6 +61,7 @@ def test_nothing_is_left_to_auto_and_each_choice_has_its_reason() -> None:
     ]
     assert set(run.why) - {"layout"} == {
         *("interleave", "exchange", "replicate_q", "device", "comm", "dtype", "kv_dtype"),
+        "prefill_strategy",
         *("max_model_len", "max_num_batched_tokens", "max_num_seqs"),
         *("executor", "num_threads", "kv_fraction"),
     }
@@ -72,6 +73,7 @@ def test_what_was_asked_is_taken_without_a_reason() -> None:
         "cp_kv_cache_interleave_size": 4,
         "dcp_comm_backend": "ag_rs",
         "dcp_q_replicate": "off",
+        "prefill_strategy": "allgather_kv",
         "device": "cpu",
         "comm": "gloo",
         "dtype": "float32",
@@ -293,6 +295,7 @@ def test_layouts_that_do_not_fit(asked: dict[str, int], reason: str) -> None:
     [
         ({"dcp_comm_backend": "a2a"}, "--dcp-comm-backend"),
         ({"dcp_q_replicate": "on"}, "--dcp-q-replicate"),
+        ({"prefill_strategy": "allgather_kv"}, "--prefill-strategy"),
         ({"cp_kv_cache_interleave_size": 8}, "--cp-kv-cache-interleave-size"),
         ({"comm": "gloo"}, "--comm"),
         ({"kv_cache_memory": "1GiB", "gpu_memory_utilization": 0.5}, "--gpu-memory-utilization"),
@@ -338,12 +341,21 @@ def test_latents_travel_for_every_head_that_a_piece_touches() -> None:
     assert ag_rs_bytes_per_row(**sizes) == 9 * 4 + 5 * 512 * 4
 
 
-def test_workspaces_are_whole_blocks_and_at_least_one() -> None:
+def test_workspaces_are_whole_blocks_in_equal_shares() -> None:
     run = chosen(of=model("DeepSeek-R1"), **ranks(8, 8))
     assert run.workspace_tokens == (256 << 20) // (128 * (192 + 128) * 2) // 16 * 16
     assert chosen(of=latent(16), cp_workspace_tokens=100).workspace_tokens == 96
-    assert chosen(of=latent(16), cp_workspace_tokens=1).workspace_tokens == 16
+    assert chosen(of=latent(18), cp_workspace_tokens=100, **ranks(3, 3)).workspace_tokens == 96
     assert chosen(of=latent(16), cp_workspace_tokens=100).notes == ()
+
+
+def test_a_workspace_that_holds_no_block_of_each_rank_is_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        chosen(of=latent(18), cp_workspace_tokens=40, **ranks(3, 3))
+    assert str(caught.value) == (
+        "--cp-workspace-tokens 40 is less than whole blocks of --block-size 16 in equal shares of "
+        "--decode-context-parallel-size 3 ranks: raise it to at least 48."
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +363,8 @@ def test_workspaces_are_whole_blocks_and_at_least_one() -> None:
     [
         (
             {"cp_workspace_tokens": 512},
-            "--cp-workspace-tokens has no effect: the model caches keys and values as they are.",
+            "--cp-workspace-tokens has no effect: the model caches keys and values as they are, and "
+            "every sequence is whole on its rank (--decode-context-parallel-size is 1).",
         ),
         (
             {"enable_expert_parallel": True},

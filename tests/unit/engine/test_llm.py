@@ -1,6 +1,7 @@
 """The offline API on a tiny model: what users of the field expect of each parameter."""
 
 import itertools
+import json
 import math
 import signal
 from collections.abc import Iterator
@@ -53,6 +54,27 @@ def test_prompts_in_every_form(llm: LLM) -> None:
     assert all(r.prompt_token_ids == tuple(ids) and r.finished for r in results)
     assert llm.generate(text, GREEDY, use_tqdm=False)[0].outputs[0].text == results[0].outputs[0].text
     assert len(llm.generate(ids, GREEDY, use_tqdm=False)) == 1
+
+
+def test_requests_that_say_nothing_are_sampled_as_the_model_says(model: Path, tmp_path: Path) -> None:
+    for path in model.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    said = {"temperature": 0.6, "top_k": 1, "top_p": 0.9, "max_new_tokens": 5, "eos_token_id": [2, 9]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        params = SamplingParams(temperature=0.6, top_k=1, top_p=0.9, max_tokens=5)
+        assert llm.get_default_sampling_params() == params
+        assert llm.resolved.model_config.eos_token_ids == (2, 9)
+        assert any("temperature 0.6, top_p 0.9, top_k 1" in note for note in llm.resolved.notes)
+        (said_nothing,) = llm.generate("hello", use_tqdm=False)
+        (said_the_same,) = llm.generate("hello", params, use_tqdm=False)
+        assert said_nothing.outputs[0].token_ids == said_the_same.outputs[0].token_ids
+        assert len(list(llm.stream("hello"))) == len(said_nothing.outputs[0].token_ids)
+    with LLM(str(tmp_path), **OPTIONS, generation_config="vllm") as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
+    with LLM(str(model), **OPTIONS, generation_config=str(tmp_path)) as llm:
+        assert llm.get_default_sampling_params() == params
+        assert 9 in llm.resolved.model_config.eos_token_ids
 
 
 def test_chat_uses_the_models_template(llm: LLM) -> None:

@@ -99,8 +99,8 @@ def test_a_hub_id_is_downloaded_with_or_without_weights(
     resolve("org/Tiny-1.5B_x")
     resolve("org/tiny", "dummy")
     assert asked == [
-        ("org/Tiny-1.5B_x", ["*.json", "*.jinja", "*.safetensors"]),
-        ("org/tiny", ["*.json", "*.jinja"]),
+        ("org/Tiny-1.5B_x", ["*.json", "*.jinja", "tiktoken.model", "*.safetensors"]),
+        ("org/tiny", ["*.json", "*.jinja", "tiktoken.model"]),
     ]
 
 

@@ -6,7 +6,8 @@ Knows addresses and strides. Which instruction set runs is `native.native_path`'
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import Capabilities, KeyIndex
+from kvspan.attention.contract import Cached, Capabilities, KeyIndex
+from kvspan.attention.scaled import Scaled
 from kvspan.native import NativePath, extension, native_path
 
 
@@ -33,15 +34,20 @@ class NativeKernel:
             torch.float32: native.Dtype.f32,
             torch.bfloat16: native.Dtype.bf16,
             torch.float16: native.Dtype.f16,
+            torch.int8: native.Dtype.i8,
+            torch.float8_e4m3fn: native.Dtype.e4m3,
         }
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+        self, query: Tensor, keys: Cached, values: Cached, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
-        assert query.dtype == keys.dtype == values.dtype, "the native kernels read one dtype"
         rows, heads, head_dim = query.shape
-        _, kv_heads, block_size, value_dim = values.shape
+        key_elements, key_scales, (first_part, *_) = _parts_of(keys)
+        value_elements, value_scales, _ = _parts_of(values)
+        assert key_elements.dtype == value_elements.dtype, "keys and values are stored alike"
+        assert isinstance(keys, Scaled) or keys.dtype == query.dtype, "wider elements are not converted"
+        _, kv_heads, block_size, value_dim = value_elements.shape
         out = query.new_empty(rows, heads, value_dim)
         lse = query.new_empty(rows, heads, dtype=torch.float32)
         flat = index.flat
@@ -49,20 +55,22 @@ class NativeKernel:
             query = query.contiguous()
         self._attend(
             self._isa,
-            self._dtypes[keys.dtype],
+            self._dtypes[query.dtype],
+            self._dtypes[key_elements.dtype],
             torch.get_num_threads(),
             scale,
             query.data_ptr(),
             *query.stride()[:2],
-            keys.data_ptr(),
-            *keys.stride()[:3],
-            values.data_ptr(),
-            *values.stride()[:3],
+            *_place(key_elements),
+            *_place(key_scales),
+            *_place(value_elements),
+            *_place(value_scales),
             heads,
             kv_heads,
             head_dim,
             value_dim,
             block_size,
+            first_part,
             len(flat.row_starts) - 1,
             flat.row_starts.data_ptr(),
             flat.table_starts.data_ptr(),
@@ -73,3 +81,18 @@ class NativeKernel:
             lse.data_ptr(),
         )
         return out, lse
+
+
+def _parts_of(cached: Cached) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+    """Elements, their scales if they have any, and how many of them share one."""
+    if isinstance(cached, Scaled):
+        return cached.codes, cached.scales, cached.parts
+    return cached, None, (cached.shape[-1],)
+
+
+def _place(blocks: Tensor | None) -> tuple[int, int, int, int]:
+    """Address, and strides of blocks, heads and slots; elements of a slot are neighbours."""
+    if blocks is None:
+        return 0, 0, 0, 0
+    block, head, slot, _ = blocks.stride()
+    return blocks.data_ptr(), block, head, slot

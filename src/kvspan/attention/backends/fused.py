@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvspan.attention.contract import Capabilities, KeyIndex
+from kvspan.attention.contract import Cached, Capabilities, KeyIndex, written_out
 from kvspan.attention.merge import merge_shards
 
 Bounds = NDArray[np.int64]
@@ -31,9 +31,10 @@ class FusedKernel:
     )
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+        self, query: Tensor, keys: Cached, values: Cached, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
+        keys, values, index = written_out(keys, values, index)
         out = query.new_zeros(*query.shape[:2], values.shape[-1])
         lse = query.new_full(query.shape[:2], -torch.inf, dtype=torch.float32)
         for rows, table in index.sequences():

@@ -6,7 +6,7 @@ For tests, for ever: every other kernel is compared with it. Knows nothing of sp
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import Capabilities, KeyIndex
+from kvspan.attention.contract import Cached, Capabilities, KeyIndex, written_out
 
 
 class ReferenceKernel:
@@ -15,9 +15,10 @@ class ReferenceKernel:
     capabilities = Capabilities()
 
     def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, index: KeyIndex, scale: float
+        self, query: Tensor, keys: Cached, values: Cached, index: KeyIndex, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `contract.Kernel`."""
+        keys, values, index = written_out(keys, values, index)
         parts = [
             self._sequence(query[rows], keys, values, index, rows, table, scale)
             for rows, table in index.sequences()

@@ -1,0 +1,273 @@
+"""Attention of rows that stay with their heads: the keys come to them.
+
+    a row's keys = cached context          + the step's own tokens
+                   gathered over the group   known on every rank
+                   part by part              causal
+
+A rank attends for its own heads over all keys of a sequence, so that nothing is left to exchange.
+Cached vectors are gathered a workspace at a time and put in order sequence by sequence; inside one, rank
+by rank, which is all the same to attention: keys are cached rotated, and a row sees the whole context.
+
+    workspace of 8 rows, W=2, context of sequences a (5 + 4 tokens on ranks 0 and 1) and b (2 + 2)
+        rank 0 gives    a a a a | a b b          rank 1 gives    a a a a | b b
+        part 1          a a a a a a a a          part 2          a b b b b
+
+A plan is made of whole sequences' placements: ranks make the same collectives, of the same sizes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvspan.attention.contract import Kernel, KeyIndex
+from kvspan.attention.kv_store import CacheStore
+from kvspan.attention.merge import Merged
+from kvspan.comm.group import Group
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sees:
+    """Which of the gathered rows see which keys of a part: keys lie in one block, in order.
+
+    Args:
+        rows: n of the gathered rows.
+        index: of those rows.
+    """
+
+    rows: slice | Tensor
+    index: KeyIndex
+
+
+@dataclass(frozen=True, slots=True)
+class NewPart:
+    """Keys of some of the step's own tokens.
+
+    Args:
+        span: of the gathered rows, whose keys they are.
+        sees: who sees them.
+    """
+
+    span: slice
+    sees: Sees
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPart:
+    """Keys of cached tokens, no more than a workspace.
+
+    Args:
+        blocks: [m] int64, of the tokens that this rank gives.
+        offsets: [m] int64, the place in the block of each.
+        sizes: tokens that each rank gives.
+        order: [sum of sizes] int64, where each key comes from in what was gathered.
+        sees: who sees them.
+    """
+
+    blocks: Tensor
+    offsets: Tensor
+    sizes: tuple[int, ...]
+    order: Tensor
+    sees: Sees
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """Everything that the gathered sequences of a step see; the same for all layers.
+
+    Args:
+        rows: which of the step's rows are theirs: a slice, or [n] int64.
+        num_rows: n.
+        new: parts of the step's own keys.
+        cached: parts of the context.
+    """
+
+    rows: slice | Tensor
+    num_rows: int
+    new: tuple[NewPart, ...]
+    cached: tuple[CachedPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The cached tokens of a gathered sequence.
+
+    Args:
+        table: [blocks], this rank's blocks of the sequence in order.
+        shares: [W], cached tokens of it on each rank.
+    """
+
+    table: NDArray[np.integer]
+    shares: Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workspace:
+    """What a rank's plans are made for.
+
+    Args:
+        tokens: of a part at the most; at least W.
+        dcp_rank: of this rank.
+        dcp_size: W.
+        block_size: B.
+        device: where indices lie.
+    """
+
+    tokens: int
+    dcp_rank: int
+    dcp_size: int
+    block_size: int
+    device: torch.device
+
+    def plan(
+        self, rows: slice | Tensor, sizes: Sequence[int], contexts: Sequence[Context]
+    ) -> GatherPlan:
+        """Cuts the keys of some sequences into parts.
+
+        Args:
+            rows: which of the step's rows are theirs.
+            sizes: rows of each sequence.
+            contexts: of each sequence.
+        """
+        starts = np.cumsum([0, *sizes])
+        return GatherPlan(
+            rows, int(starts[-1]), tuple(self._new(starts)), tuple(self._cached(starts, contexts))
+        )
+
+    def _new(self, starts: Counts) -> Iterator[NewPart]:
+        """Each row sees its sequence's tokens up to itself."""
+        num_rows = int(starts[-1])
+        first = np.repeat(starts[:-1], np.diff(starts))
+        last = np.arange(1, num_rows + 1)
+        for start in range(0, num_rows, self.tokens):
+            stop = min(start + self.tokens, num_rows)
+            which = (starts[:-1] < stop) & (starts[1:] > start)
+            here = (np.clip(bound - start, 0, stop - start) for bound in (first, last))
+            yield NewPart(slice(start, stop), self._sees(starts, which, *here))
+
+    def _cached(self, starts: Counts, contexts: Sequence[Context]) -> Iterator[CachedPart]:
+        """Each row sees all of its sequence's context."""
+        shares = np.stack([np.zeros(self.dcp_size, np.int64), *(c.shares for c in contexts)])
+        bounds = np.cumsum(shares, axis=0)  # [S + 1, W], where each sequence begins in what a rank has
+        blocks, offsets = self._slots(contexts)
+        each = self.tokens // self.dcp_size  # tokens that a rank gives to a part, at the most
+        for start in range(0, int(bounds[-1].max(initial=0)), each):
+            inside = np.clip(bounds - start, 0, each)  # [S + 1, W]
+            lengths = np.diff(inside, axis=0)  # [S, W]
+            ends = np.cumsum(lengths.sum(axis=1))
+            mine = slice(start, start + each)
+            spread = (np.repeat(b, np.diff(starts)) for b in (ends - lengths.sum(axis=1), ends))
+            yield CachedPart(
+                self._tensor(blocks[mine]),
+                self._tensor(offsets[mine]),
+                tuple(inside[-1].tolist()),
+                self._tensor(_order(inside)),
+                self._sees(starts, lengths.any(axis=1), *spread),
+            )
+
+    def _slots(self, contexts: Sequence[Context]) -> tuple[Counts, Counts]:
+        """Block and offset of each cached token on this rank, sequence by sequence."""
+        slots = [np.divmod(np.arange(c.shares[self.dcp_rank]), self.block_size) for c in contexts]
+        blocks = [c.table[columns] for c, (columns, _) in zip(contexts, slots, strict=True)]
+        none = np.zeros(0, np.int64)
+        return np.concatenate([none, *blocks]), np.concatenate([none, *(offset for _, offset in slots)])
+
+    def _sees(self, starts: Counts, which: NDArray[np.bool_], first: Counts, last: Counts) -> Sees:
+        """Of some sequences, every row and the keys it sees."""
+        sizes = np.diff(starts)
+        rows = np.flatnonzero(np.repeat(which, sizes))
+        the_block = torch.zeros(1, dtype=torch.int64, device=self.device)
+        index = KeyIndex(
+            row_starts=(0, *np.cumsum(sizes[which]).tolist()),
+            tables=(the_block,) * int(which.sum()),
+            first=first[rows],
+            last=last[rows],
+        )
+        return Sees(row_numbers(rows, self.device), index)
+
+    def _tensor(self, numbers: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64)).to(self.device)
+
+
+def row_numbers(rows: Counts, device: torch.device) -> slice | Tensor:
+    """Ascending numbers of rows, to index with: a slice, which copies nothing, if they are one."""
+    start, stop = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+    return slice(start, stop) if stop - start == len(rows) else torch.from_numpy(rows).to(device)
+
+
+class OwnHeads:
+    """Attention of a rank's own heads over everything that a plan names.
+
+    Args:
+        kernel: attention over keys in one block.
+        store: this rank's cache.
+        group: the ranks that hold the context.
+        expand: vectors [t, Hkv, cached] -> keys [1, h, t, D] and values [1, h, t, Dv] of the own heads;
+            neighbouring queries share one of h.
+        value_dim: Dv.
+        scale: factor on the scores.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        store: CacheStore,
+        group: Group,
+        *,
+        expand: Callable[[Tensor], tuple[Tensor, Tensor]],
+        value_dim: int,
+        scale: float,
+    ) -> None:
+        self._kernel, self._store, self._group = kernel, store, group
+        self._expand, self._value_dim, self._scale = expand, value_dim, scale
+
+    def attend(self, query: Tensor, new: Tensor, plan: GatherPlan) -> Tensor:
+        """Attention of the plan's rows.
+
+        Args:
+            query: [n, heads, D], of the own heads.
+            new: [n, Hkv, cached], what is cached of the rows' own tokens, in the query's dtype.
+            plan: what they see.
+
+        Returns:
+            [n, heads, Dv] in the query's dtype.
+        """
+        merged = Merged(*query.shape[:2], self._value_dim, device=query.device)
+        for sees, vectors in self._parts(new, plan):
+            if not query.numel():  # a rank without heads gives its keys to the others
+                continue
+            keys, values = self._expand(vectors)
+            part = self._kernel(query[sees.rows], keys, values, sees.index, self._scale)
+            merged.add(sees.rows, *part)
+        return merged.out.to(query.dtype)
+
+    def _parts(self, new: Tensor, plan: GatherPlan) -> Iterator[tuple[Sees, Tensor]]:
+        for own in plan.new:
+            yield own.sees, new[own.span]
+        for part in plan.cached:
+            given = self._store.read(part.blocks, part.offsets)
+            yield part.sees, self._group.all_gather(given, part.sizes).wait()[part.order]
+
+
+def _order(inside: Counts) -> Counts:
+    """Where keys come from, sequence by sequence, in what was gathered rank by rank.
+
+    Args:
+        inside: [S + 1, W], where each sequence begins in what a rank gives.
+
+    Returns:
+        [keys] int64.
+    """
+    first = np.concatenate([[0], np.cumsum(inside[-1])[:-1]])  # where each rank's keys begin
+    ranges = [
+        np.arange(start, stop)
+        for begin, end in pairwise(inside + first)
+        for start, stop in zip(begin, end, strict=True)
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *ranges])

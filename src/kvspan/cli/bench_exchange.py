@@ -1,0 +1,59 @@
+"""`kvspan bench exchange`: how long ranks take to exchange on this machine."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from kvspan.bench.exchange import HEAD_DIM, OPS, Timing, measure
+from kvspan.comm.shm import refusal
+from kvspan.config.sizes import format_bytes
+from kvspan.errors import ConfigError
+
+SIZES_BYTES = tuple(1 << shift for shift in range(10, 21, 2))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subject's arguments."""
+    parser.add_argument("--ranks", type=int, default=2, help="processes (2)")
+    parser.add_argument("--rounds", type=int, default=200, help="of each operation and size (200)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the subject."""
+    for flag, value, least in (("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1)):
+        if value < least:
+            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    if (why := refusal()) is not None:
+        raise ConfigError(f"There is nothing to compare gloo with: {why}.")
+    timings = measure(arguments.ranks, SIZES_BYTES, arguments.rounds)
+    cores = len(os.sched_getaffinity(0))
+    if arguments.json:
+        found = {"ranks": arguments.ranks, "cores": cores, "dtype": "bfloat16", "timings": timings}
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        _print(Console(highlight=False), timings, f"{arguments.ranks} ranks on {cores} cores")
+    return 0
+
+
+def _print(console: Console, timings: Sequence[Timing], where: str) -> None:
+    table = Table("", "a rank brings", title=f"Microseconds, {where}, bfloat16", title_justify="left")
+    for name in ("shm median", "p99", "gloo median", "p99", "gloo / shm"):
+        table.add_column(name, justify="right")
+    found = {(t.op, t.size_bytes, t.comm): t for t in timings}
+    for op in OPS:
+        for size in SIZES_BYTES:
+            shm, gloo = (found[op, size, comm] for comm in ("shm", "gloo"))
+            figures = (shm.median_us, shm.p99_us, gloo.median_us, gloo.p99_us)
+            ratio = f"{gloo.median_us / shm.median_us:.1f}"
+            table.add_row(op, format_bytes(size), *(f"{us:,.1f}" for us in figures), ratio)
+        table.add_section()
+    console.print(table)
+    console.print(
+        f"merge: partial attention of one row with heads of {HEAD_DIM}, and its LSEs", style="dim"
+    )

@@ -1,0 +1,86 @@
+"""From what the user calls a model to its config: kvspan's facts, files, the hub. No weights."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from kvspan.config.model import ModelConfig, parse_model_config, text_config
+from kvspan.cost.facts import DATA
+from kvspan.errors import ModelError
+from kvspan.loading.hf_files import read_json
+
+MODELS = DATA / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model as far as arithmetic needs it.
+
+    Args:
+        name: as it was called, or as the facts spell it.
+        raw: the config of its text model.
+        config: the same, read.
+    """
+
+    name: str
+    raw: Mapping[str, Any]
+    config: ModelConfig
+
+
+def find_model(name: str) -> FoundModel:
+    """Finds a model's config; only keys that the arithmetic needs must be in it.
+
+    Args:
+        name: a model that kvspan has facts of, in any case, with or without its organisation; a
+            directory with a `config.json`; a config file; or a hub id.
+
+    Raises:
+        ModelError: it is nowhere, or lacks a key, which the sentence names.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _read(name, path / "config.json")
+    if path.is_file():
+        return _read(path.stem, path)
+    known = {_normal(file.stem): file for file in sorted(MODELS.glob("*.json"))}
+    if (file := known.get(_normal(name))) is not None:
+        return _read(file.stem, file)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        return _read(name, _downloaded(name))
+    near = get_close_matches(_normal(name), known, n=3, cutoff=0.4) or list(known)
+    raise ModelError(
+        f'No model "{name}": it is no directory with a config.json, no config file and no hub id '
+        "(org/name); "
+        f"of models that kvspan has facts of, the nearest are {', '.join(known[n].stem for n in near)}."
+    )
+
+
+def _normal(name: str) -> str:
+    """`moonshotai/Kimi-K2.6` -> `kimik26`."""
+    return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
+
+
+def _read(name: str, path: Path) -> FoundModel:
+    raw = read_json(path)
+    if not raw.get("architectures") and "text_config" not in raw:
+        raw = {**raw, "architectures": ["unknown"]}  # arithmetic goes by sizes
+    return FoundModel(name, text_config(raw, where=str(path)), parse_model_config(raw, where=str(path)))
+
+
+def _downloaded(name: str) -> Path:
+    """The config of a hub model, from the hub's cache on this machine if it is there."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hf_hub_download(name, "config.json"))
+    except (OSError, HFValidationError) as error:  # the hub's errors are OSErrors
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        have = ", ".join(file.stem for file in sorted(MODELS.glob("*.json")))
+        raise ModelError(
+            f'The config of "{name}" cannot be had from the Hugging Face hub: {lines[0]} '
+            f"(kvspan has facts of {have}; a config.json may be named as a file.)"
+        ) from error

@@ -1,0 +1,193 @@
+"""Where a rank's time goes: a recorder of nested spans, and what is put round the parts that take time.
+
+    attention           the kernel, over this rank's keys
+    cache and rotary    what else an attention layer does: rotary embedding, cache writes, absorption
+    linear              products with weights, activations of MLPs and logits
+    exchange            collectives, their waiting included
+    prepare             a step's tensors on this rank
+    sample              choosing tokens
+    forward             the rest of the model: norms, residuals, embedding
+    step                the rest of a step
+
+Spans are of the host's time: a device that works on by itself is seen only where it is waited for.
+Knows names. Knows no steps and no engine.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from torch import Tensor, nn
+
+from kvspan.attention.contract import Kernel, KeyIndex
+from kvspan.attention.scaled import Scaled
+from kvspan.clock import Clock, WallClock
+from kvspan.comm.group import Group, Pending, Piece
+from kvspan.layers.linear import ColumnLinear, RowLinear
+from kvspan.layers.mlp import GatedMLP
+from kvspan.layers.moe import MoE
+from kvspan.models.base import Model, RankContext
+from kvspan.step import TimedSpan
+
+T = TypeVar("T")
+
+LINEAR: tuple[type[nn.Module], ...] = (ColumnLinear, RowLinear, GatedMLP, MoE)
+
+
+class Recorder:
+    """Notes spans of one thread while it is on.
+
+    Args:
+        clock: what it reads.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.on = False
+        self._clock = clock or WallClock()
+        self._open: list[tuple[str, float]] = []
+        self._inside_s: list[float] = []  # of each open span, what closed spans in it took
+        self._spans: list[TimedSpan] = []
+
+    def begin(self, name: str) -> None:
+        """Opens a span, inside the one that is open."""
+        if self.on:
+            self._open.append((name, self._clock.now_s()))
+            self._inside_s.append(0.0)
+
+    def end(self) -> None:
+        """Closes the span that was opened last."""
+        if self.on:
+            (name, start_s), stop_s = self._open.pop(), self._clock.now_s()
+            own_s = stop_s - start_s - self._inside_s.pop()
+            if self._inside_s:
+                self._inside_s[-1] += stop_s - start_s
+            self._spans.append(TimedSpan(name, start_s, stop_s, own_s))
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A span as a context."""
+        self.begin(name)
+        try:
+            yield
+        finally:
+            self.end()
+
+    def switch(self, on: bool) -> list[TimedSpan]:
+        """Notes from here on, or no longer; to be called while no span is open.
+
+        Returns:
+            What it noted since the last call, in order of their ends.
+        """
+        assert not self._open, "switched inside a span"
+        self.on = on
+        spans, self._spans = self._spans, []
+        return spans
+
+
+def watched_context(context: RankContext, recorder: Recorder) -> RankContext:
+    """The same for a model whose kernel and collectives are to be noted."""
+    return replace(
+        context,
+        tp=WatchedGroup(context.tp, recorder),
+        dcp=WatchedGroup(context.dcp, recorder),
+        kernel=WatchedKernel(context.kernel, recorder),
+    )
+
+
+def watch_layers(model: Model, recorder: Recorder) -> None:
+    """Notes the attention and linear layers of a model from here on."""
+    for path, module in model.named_modules():
+        if isinstance(module, LINEAR):
+            _note(module, "linear", recorder)
+        elif path.endswith(".attention"):
+            _note(module, "cache and rotary", recorder)
+
+
+def _note(module: nn.Module, name: str, recorder: Recorder) -> None:
+    module.register_forward_pre_hook(lambda *_: recorder.begin(name))
+    module.register_forward_hook(lambda *_: recorder.end())
+
+
+class WatchedKernel:
+    """A kernel whose calls are noted.
+
+    Args:
+        inner: the kernel.
+        recorder: what notes them.
+    """
+
+    def __init__(self, inner: Kernel, recorder: Recorder) -> None:
+        self._inner, self._recorder = inner, recorder
+        self.capabilities = inner.capabilities
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor | Scaled,
+        values: Tensor | Scaled,
+        index: KeyIndex,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """See `contract.Kernel`."""
+        with self._recorder.span("attention"):
+            return self._inner(query, keys, values, index, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchedPending(Generic[T]):
+    inner: Pending[T]
+    recorder: Recorder
+
+    def wait(self) -> T:
+        with self.recorder.span("exchange"):
+            return self.inner.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedGroup:
+    """A group whose collectives are noted, from their call to its return and while they are waited for.
+
+    Args:
+        inner: the group.
+        recorder: what notes them.
+    """
+
+    inner: Group
+    recorder: Recorder
+
+    @property
+    def rank(self) -> int:
+        """See `Group.rank`."""
+        return self.inner.rank
+
+    @property
+    def size(self) -> int:
+        """See `Group.size`."""
+        return self.inner.size
+
+    def all_reduce(self, x: Tensor) -> Pending[Tensor]:
+        """See `Group.all_reduce`."""
+        return self._noted(lambda: self.inner.all_reduce(x))
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
+        """See `Group.all_gather`."""
+        return self._noted(lambda: self.inner.all_gather(x, sizes))
+
+    def reduce_scatter(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
+        """See `Group.reduce_scatter`."""
+        return self._noted(lambda: self.inner.reduce_scatter(x, sizes))
+
+    def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Pending[list[Tensor]]:
+        """See `Group.all_to_all`."""
+        return self._noted(lambda: self.inner.all_to_all(parts, sizes))
+
+    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor] | None:
+        """See `Group.merge_scatter`."""
+        with self.recorder.span("exchange"):
+            merged = self.inner.merge_scatter(out, lse, pieces)
+        return None if merged is None else _WatchedPending(merged, self.recorder)
+
+    def _noted(self, start: Callable[[], Pending[T]]) -> Pending[T]:
+        with self.recorder.span("exchange"):
+            return _WatchedPending(start(), self.recorder)

@@ -1,0 +1,163 @@
+"""Plans of gathered keys: each key once, sequence by sequence, in no more than a workspace."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvspan.attention.merge import Merged, merge_shards
+from kvspan.attention.prefill import Context, GatherPlan, Sees, Workspace, row_numbers
+from kvspan.cache.table import RankTable
+from kvspan.layout import CacheLayout
+
+CPU = torch.device("cpu")
+BLOCKS = 64
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Sequences of (cached, new) tokens on the ranks of a group."""
+
+    layout: CacheLayout
+    sequences: list[tuple[int, int]]
+    tables: list[list[RankTable]]  # by rank, then by sequence
+
+    def plan(self, rank: int, workspace: int) -> GatherPlan:
+        made = Workspace(
+            tokens=workspace,
+            dcp_rank=rank,
+            dcp_size=self.layout.dcp_size,
+            block_size=self.layout.block_size,
+            device=CPU,
+        )
+        contexts = [
+            Context(table.blocks, table.shares(cached))
+            for table, (cached, _) in zip(self.tables[rank], self.sequences, strict=True)
+        ]
+        sizes = [new for _, new in self.sequences]
+        return made.plan(slice(0, sum(sizes)), sizes, contexts)
+
+    def held(self, rank: int) -> dict[int, tuple[int, int]]:
+        """Slot -> (sequence, position) of what a rank has cached."""
+        return {
+            int(slot): (s, position)
+            for s, (cached, _) in enumerate(self.sequences)
+            for position, slot in enumerate(self.tables[rank][s].slots(0, cached))
+            if slot >= 0
+        }
+
+
+def placed(layout: CacheLayout, sequences: list[tuple[int, int]], seed: int) -> Placed:
+    """Units on pools at random, as a cache that is nearly full would have it."""
+    draws = np.random.default_rng(seed)
+    free = [list(draws.permutation(BLOCKS)) for _ in range(layout.num_pools)]
+    tables = [
+        [RankTable(layout, dcp_rank=r, blocks_per_pool=BLOCKS) for _ in sequences]
+        for r in range(layout.dcp_size)
+    ]
+    for s, (cached, new) in enumerate(sequences):
+        pools = draws.integers(layout.num_pools, size=layout.num_units(cached + new))
+        units = [int(pool) * BLOCKS + int(free[pool].pop()) for pool in pools]
+        for of_rank in tables:
+            of_rank[s].append(units)
+    return Placed(layout, sequences, tables)
+
+
+@st.composite
+def placements(draw: st.DrawFn) -> tuple[Placed, int]:
+    dcp_size = draw(st.integers(1, 4))
+    interleave = draw(st.sampled_from([1, 2, 8]))
+    layout = CacheLayout(block_size=8, dcp_size=dcp_size, interleave=interleave)
+    tokens = st.tuples(st.integers(0, 70), st.integers(1, 9))
+    sequences = draw(st.lists(tokens, min_size=1, max_size=4))
+    workspace = dcp_size * draw(st.integers(1, 30))
+    return placed(layout, sequences, draw(st.integers(0, 2**16))), workspace
+
+
+def seen_by_rows(plan: list[GatherPlan], where: Placed) -> list[list[tuple[int, int]]]:
+    """For each gathered row, the (sequence, position) of each key it sees, as all ranks do the plan."""
+    num_rows = plan[0].num_rows
+    seen: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
+
+    def look(sees: Sees, keys: list[tuple[int, int]]) -> None:
+        rows = np.arange(num_rows)[sees.rows]
+        for row, first, last in zip(rows, sees.index.first, sees.index.last, strict=True):
+            seen[row].extend(keys[first:last])
+
+    own = [(s, cached + i) for s, (cached, new) in enumerate(where.sequences) for i in range(new)]
+    for part in plan[0].new:
+        look(part.sees, own[part.span])
+    held = [where.held(rank) for rank in range(len(plan))]
+    for parts in zip(*(p.cached for p in plan), strict=True):
+        given = []
+        for rank, part in enumerate(parts):
+            slots = (part.blocks * where.layout.block_size + part.offsets).tolist()
+            assert len(slots) == part.sizes[rank]
+            given += [held[rank][slot] for slot in slots]
+        look(parts[0].sees, [given[i] for i in parts[0].order])
+        for part in parts:
+            assert part.sizes == parts[0].sizes
+            assert torch.equal(part.order, parts[0].order)
+    return seen
+
+
+@given(placements())
+def test_each_row_sees_each_key_of_its_sequence_up_to_itself_once(made: tuple[Placed, int]) -> None:
+    where, workspace = made
+    plans = [where.plan(rank, workspace) for rank in range(where.layout.dcp_size)]
+    seen, row = seen_by_rows(plans, where), 0
+    for s, (cached, new) in enumerate(where.sequences):
+        for i in range(new):
+            assert sorted(seen[row]) == [(s, position) for position in range(cached + i + 1)]
+            row += 1
+
+
+@given(placements())
+def test_no_part_is_more_than_a_workspace(made: tuple[Placed, int]) -> None:
+    where, workspace = made
+    plan = where.plan(0, workspace)
+    assert all(sum(part.sizes) <= workspace for part in plan.cached)
+    assert all(max(part.sizes) <= workspace // where.layout.dcp_size for part in plan.cached)
+    assert all(part.span.stop - part.span.start <= workspace for part in plan.new)
+    # As few as the rank with most cached tokens allows.
+    most = max(
+        sum(where.tables[r][s].shares(cached)[r] for s, (cached, _) in enumerate(where.sequences))
+        for r in range(where.layout.dcp_size)
+    )
+    assert len(plan.cached) == -(-most // (workspace // where.layout.dcp_size))
+
+
+def test_sequences_share_a_part_in_order() -> None:
+    """The picture of the module: a has 5 + 4 cached tokens, b has 2 + 2, and a part has room for 8."""
+    layout = CacheLayout(block_size=8, dcp_size=2, interleave=1)
+    made = placed(layout, [(9, 1), (4, 2)], seed=0)
+    first, second = made.plan(0, 8).cached
+    assert (first.sizes, second.sizes) == ((4, 4), (3, 2))
+    assert first.order.tolist() == list(range(8))
+    assert second.order.tolist() == [0, 1, 2, 3, 4]
+    assert second.sees.index.first.tolist() == [0, 1, 1]
+    assert second.sees.index.last.tolist() == [1, 5, 5]
+
+
+@pytest.mark.parametrize("rows", [[], [0], [3, 4, 5], [1, 3], [0, 2, 3]])
+def test_rows_side_by_side_are_a_slice(rows: list[int]) -> None:
+    numbers = row_numbers(np.array(rows, np.int64), CPU)
+    assert torch.arange(10)[numbers].tolist() == rows
+    assert isinstance(numbers, slice) == (rows in ([], [0], [3, 4, 5]))
+
+
+def test_parts_merge_as_shards_do() -> None:
+    generator = torch.Generator().manual_seed(1)
+    out = torch.randn(3, 5, 2, 4, generator=generator)
+    lse = 9 * torch.randn(3, 5, 2, generator=generator)
+    lse[0, 1] = lse[1, 2] = lse[:, 3] = -torch.inf
+    out[lse == -torch.inf] = 0.0
+    merged = Merged(5, 2, 4, device=CPU)
+    for part, of_part in zip(out, lse, strict=True):
+        for rows in (slice(0, 2), torch.tensor([4, 2]), torch.tensor([3])):
+            merged.add(rows, part[rows], of_part[rows])
+    wanted = merge_shards(out, lse)
+    torch.testing.assert_close((merged.out, merged.lse), wanted)
