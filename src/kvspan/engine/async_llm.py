@@ -138,8 +138,7 @@ class AsyncLLM:
         """
         text, ids = read_prompt(prompt, params, self._tokenizer)
         check_request(self.resolved, ids, params)
-        if params.structured_outputs is not None and self._grammars is not None:
-            self._grammars.check(params.structured_outputs)
+        self.check_form(params)
         replica = self._replica
         replica.refuse_if_gone()
         number = next(self._request_numbers)
@@ -163,6 +162,15 @@ class AsyncLLM:
         )
         replica.add(stream, orders)
         return stream
+
+    def check_form(self, params: SamplingParams) -> None:
+        """Refuses a form that outputs cannot be held to. It takes a while when a large one is new.
+
+        Raises:
+            RequestError: says why.
+        """
+        if params.structured_outputs is not None and self._grammars is not None:
+            self._grammars.check(params.structured_outputs)
 
     async def generate(
         self,
@@ -228,7 +236,9 @@ class AsyncLLM:
         self._tokenizer = find_tokenizer(Path(chosen.tokenizer_path))
         self._decoder = self._tokenizer or NoText()
         as_json = self._tokenizer.to_json if self._tokenizer else None
-        self._grammars = Grammars.of_model(chosen.resolved.model_config, as_json)
+        if self._grammars is None:
+            self._grammars = Grammars.of_model(chosen.resolved.model_config, as_json)
+            self._grammars.warm()  # the ranks load their weights, and nobody waits for this process
         told(chosen.resolved)
 
 

@@ -263,7 +263,7 @@ class EngineCore:
             raise
 
     def revive(self, executor: Executor) -> None:
-        """Goes on with other ranks after a step has failed; no request is lost.
+        """Goes on with other ranks, mostly after a step has failed; no request is lost.
 
         Their tokens are here, so each is computed again and continues with the token that it would
         have got. The cache begins empty.
@@ -274,7 +274,7 @@ class EngineCore:
         Raises:
             EngineDeadError: one of these died or hung as well; this may be called again.
         """
-        assert self._dead is not None, "the ranks live"
+        self._executor.shutdown()
         self._executor = executor
         try:
             executor.start()

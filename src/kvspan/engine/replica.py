@@ -24,6 +24,7 @@ from kvspan.engine.messages import (
     Idle,
     Look,
     Order,
+    Profiled,
     Ready,
     Recovered,
     Recovering,
@@ -223,6 +224,8 @@ class Replica:
         match report:
             case Stepped():
                 self._deal_out(report)
+            case Profiled():
+                self._meter.profiled(self._name, report)
             case Idle(load):
                 self.health.load = load
                 self._show(load)
@@ -283,6 +286,8 @@ class Replica:
         if self._seen is not None and not self._seen.done():
             self._seen.set_exception(error)
             self._seen.exception()
+        if self._restarting is not None and not self._restarting.done():
+            return  # a restart has failed, and whoever tries knows
         if self.health.gone:
             self._end_streams(EngineDeadError(self.health.why))
             return

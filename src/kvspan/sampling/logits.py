@@ -87,10 +87,11 @@ def allowed_only(logits: Tensor, allowed: bytes, *, before: Tensor, first_token:
         [V] float32; the row as it was if the form allows no token of it.
     """
     bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), bitorder="little")
-    part = bits[first_token : first_token + len(logits)] == 0
-    barred = torch.from_numpy(part).to(logits.device)  # [V]
+    part = torch.from_numpy(bits[first_token : first_token + len(logits)].view(np.bool_))
+    may_come = part.to(logits.device)  # [V]
     for row in (logits, before):
-        if bool((kept := row.masked_fill(barred, -torch.inf)).isfinite().any()):
+        kept = torch.where(may_come, row, -torch.inf)
+        if bool(kept.amax().isfinite()):
             return kept
     return logits
 

@@ -55,7 +55,7 @@ class Served:
     @property
     def default_sampling(self) -> Mapping[str, Any]:
         """Sampling parameters of the model's authors, for those that a request leaves out."""
-        return {}
+        return self.llm.resolved.sampling_defaults
 
     @property
     def token_bytes(self) -> TokenBytes:
