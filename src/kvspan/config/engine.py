@@ -110,9 +110,9 @@ class EngineConfig:
         short="-pcp",
     )
     data_parallel_size: int = option(
-        only_one("replicas behind one server are not there yet; start several instances"),
+        whole(1, MAX_RANKS),
         1,
-        "whole replicas (only 1 is there yet)",
+        "whole replicas behind one server, each with its own ranks",
         _PARALLELISM,
         short="-dp",
     )
