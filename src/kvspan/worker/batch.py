@@ -15,7 +15,7 @@ from kvspan.attention.contract import KeyIndex
 from kvspan.attention.prefill import Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
-from kvspan.cache.table import RankTable
+from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
@@ -88,12 +88,14 @@ def build_batch(
         workspace: what keys are gathered in.
     """
     device = workspace.device
-    spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
     known = [mirrors[row.request_id] for row in rows]
+    tables = JoinedTables([mirror.table for mirror in known])
     sizes = np.array([row.num_tokens for row in rows], np.int64)
     starts = np.array([row.start for row in rows], np.int64)
+    request = np.repeat(np.arange(len(rows)), sizes)  # [R]
+    positions = np.arange(len(request)) + (starts - np.cumsum(sizes) + sizes)[request]  # [R]
     gathered = rule.gathers(sizes, starts)
-    is_gathered = np.repeat(gathered, sizes)  # [R]
+    is_gathered = gathered[request]  # [R]
     return Batch(
         token_ids=_tensor(
             [
@@ -102,22 +104,27 @@ def build_batch(
             ],
             device,
         ),
-        positions=_tensor(spans, device),
-        writes=_writes(rows, known, block_size=workspace.block_size, device=device),
+        positions=_tensor([positions], device),
+        writes=_writes(tables.slots(request, positions), workspace.block_size, device),
         asking=row_numbers(np.flatnonzero(~is_gathered), device),
-        keys=_keys(_chosen(known, ~gathered), _chosen(spans, ~gathered), device),
+        keys=_keys(
+            JoinedTables([m.table for m in _chosen(known, ~gathered)]),
+            sizes[~gathered],
+            positions[~is_gathered] + 1,
+            device,
+        ),
         gathered=_plan(_chosen(known, gathered), _chosen(rows, gathered), is_gathered, workspace),
     )
 
 
 def _keys(
-    known: Sequence[RequestMirror], spans: Sequence[NDArray[np.int64]], device: torch.device
+    tables: JoinedTables, sizes: NDArray[np.int64], bounds: NDArray[np.int64], device: torch.device
 ) -> KeyIndex:
-    """What rows see of this rank's keys: the positions up to their own."""
-    last = _joined([m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)])
+    """What rows see of this rank's keys: those of the first `bounds` [R] tokens of their sequences."""
+    last = tables.local_bounds(np.repeat(np.arange(len(sizes)), sizes), bounds)
     return KeyIndex(
-        row_starts=tuple(np.cumsum([0, *map(len, spans)]).tolist()),
-        tables=tuple(_tensor([m.table.blocks], device) for m in known),
+        row_starts=(0, *np.cumsum(sizes).tolist()),
+        tables=torch.split(_tensor([tables.blocks], device), tables.sizes),
         first=np.zeros_like(last),
         last=last,
     )
@@ -140,12 +147,7 @@ def _chosen(items: Sequence[T], which: NDArray[np.bool_]) -> list[T]:
     return [item for item, is_one in zip(items, which, strict=True) if is_one]
 
 
-def _writes(
-    rows: Sequence[Row], known: Sequence[RequestMirror], *, block_size: int, device: torch.device
-) -> Writes:
-    slots = _joined(
-        [m.table.slots(r.start, r.start + r.num_tokens) for m, r in zip(known, rows, strict=True)]
-    )
+def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> Writes:
     mine = np.flatnonzero(slots != NO_SLOT)
     blocks, offsets = np.divmod(slots[mine], block_size)
     return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))
