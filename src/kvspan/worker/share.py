@@ -98,7 +98,9 @@ class Shares:
     def positions(self) -> Numbers:
         """[all rows] int64: the position of each in its sequence."""
         _, starts, sizes = self.parts.T
-        return np.arange(sizes.sum()) + np.repeat(starts - np.cumsum(sizes) + sizes, sizes)
+        first = np.cumsum(sizes) - sizes  # where each part begins
+        positions: Numbers = np.arange(sizes.sum()) + np.repeat(starts - first, sizes)
+        return positions
 
     @cached_property
     def places(self) -> Numbers:
