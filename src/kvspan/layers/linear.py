@@ -172,4 +172,10 @@ def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:
     Returns:
         [R, sum of all sizes] on every rank.
     """
-    return group.all_gather(x.t(), [part.size for part in parts]).wait().t()
+    if len(parts) == 1:
+        return x  # all columns already; what is spared is two copies, of whole logits among others
+    rows = x.shape[0]
+    sizes = [rows * part.size for part in parts]
+    flat = group.all_gather(x.flatten(), sizes).wait()
+    pieces = flat.split_with_sizes(sizes)
+    return torch.cat([p.view(rows, part.size) for p, part in zip(pieces, parts, strict=True)], dim=1)
