@@ -260,6 +260,8 @@ def run(case: Case, running: Field, *, rounds: int, steps: int) -> Result:
         try:
             if case.batch:
                 engine.ask(do="prepare", context=case.context, batch=case.batch)
+            else:
+                engine.ask(do="prefill", tokens=case.context)  # the first one warms up
             ready.append(engine)
         except RuntimeError as error:
             result.failed[engine.name] = str(error)
