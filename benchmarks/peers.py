@@ -11,6 +11,7 @@ worst round counts. Cases that the JSON file has already are not run again.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 THREADS = 2
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 SPARE_TOKENS = 160
 """Of each sequence beyond its context, for what it decodes in all rounds."""
 PACKAGES = {
@@ -145,6 +147,7 @@ class Engine:
                 text=True,
                 env=_environment(name, python),
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         self._answer()
 
@@ -257,6 +260,8 @@ def run(case: Case, running: Field, *, rounds: int, steps: int) -> Result:
         try:
             if case.batch:
                 engine.ask(do="prepare", context=case.context, batch=case.batch)
+            else:
+                engine.ask(do="prefill", tokens=case.context)  # the first one warms up
             ready.append(engine)
         except RuntimeError as error:
             result.failed[engine.name] = str(error)
@@ -326,6 +331,12 @@ def install(directory: Path) -> None:
     print("vLLM wants tcmalloc as well: apt-get install libtcmalloc-minimal4")
 
 
+def _end_with_parent() -> None:
+    """Has the kernel kill this process when peers.py goes, however it goes; Linux alone knows how."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _environment(name: str, python: Path) -> dict[str, str]:
     """Threads; for vLLM, which binds its own, the allocator and OpenMP that its documentation wants."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS)}
@@ -380,6 +391,7 @@ def main() -> None:
     parts = asked.only.split(",")
     todo = [c for c in CASES if any(p in c.name for p in parts) and (asked.again or c.name not in known)]
     running = Field(asked.rivals.resolve(), todo)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would stay behind
     try:
         for case in todo:
             start = time.monotonic()

@@ -27,18 +27,8 @@ class LlamaCpp:
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
-        params = llama_cpp.llama_context_default_params()
-        params.n_ctx = self._asked.max_len * batch
-        params.n_seq_max = batch
-        params.n_batch = _BATCH_TOKENS
-        params.n_threads = params.n_threads_batch = self._asked.threads
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.kv_unified = False
-        self._context = llama_cpp.llama_init_from_model(self._model, params)
-        assert self._context, "llama.cpp refuses the context"
-        for start in range(0, context, _BATCH_TOKENS):
-            positions = range(start, min(start + _BATCH_TOKENS, context))
-            self._decode([(0, position) for position in positions], with_logits=False)
+        self._open(batch)
+        self._read(context)
         memory = llama_cpp.llama_get_memory(self._context)
         for sequence in range(1, batch):
             llama_cpp.llama_memory_seq_cp(memory, 0, sequence, -1, -1)
@@ -57,8 +47,25 @@ class LlamaCpp:
 
     def prefill(self, tokens: int) -> None:
         """See `Contestant.prefill`."""
-        self.prepare(tokens, 1)
+        self._open(1)
+        self._read(tokens)
         self.drop()
+
+    def _open(self, batch: int) -> None:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = self._asked.max_len * batch
+        params.n_seq_max = batch
+        params.n_batch = _BATCH_TOKENS
+        params.n_threads = params.n_threads_batch = self._asked.threads
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.kv_unified = False
+        self._context = llama_cpp.llama_init_from_model(self._model, params)
+        assert self._context, "llama.cpp refuses the context"
+
+    def _read(self, length: int) -> None:
+        for start in range(0, length, _BATCH_TOKENS):
+            positions = range(start, min(start + _BATCH_TOKENS, length))
+            self._decode([(0, position) for position in positions], with_logits=False)
 
     def _decode(self, places: list[tuple[int, int]], *, with_logits: bool) -> None:
         """Runs a random token at each (sequence, position)."""

@@ -254,7 +254,15 @@ class Executor(Protocol):
 
 
 class MeasuredExecutor(Executor, Protocol):
-    """An executor that can be measured as well as used. Both orders come between two steps."""
+    """An executor that can be measured as well as used. What is asked comes between two steps."""
+
+    def probe(self) -> None:
+        """Looks whether all ranks are there, and waits for nothing.
+
+        Raises:
+            EngineDeadError: a rank has ended since the last step. All ranks have been ended.
+        """
+        ...
 
     def fill(self, fill: Fill) -> None:
         """Makes every rank write keys and values that it makes up.

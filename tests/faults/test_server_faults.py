@@ -125,6 +125,19 @@ def test_ready_tells_the_truth_while_ranks_are_started_again(server: Running) ->
 
 
 @pytest.mark.slow
+def test_a_rank_lost_while_nobody_asks_is_started_again(server: Running) -> None:
+    before = ranks(server)
+    before[1].kill()
+    server.await_metric("kvspan_engine_restarts_total", 1)
+    server.await_metric("kvspan_engine_ready", 1)
+    again = Streams(server, num_tokens=10)
+    again.start()
+    again.join(30)
+    assert again.errors == {}
+    assert server.metric("kvspan_engine_restarts_total") == 1
+
+
+@pytest.mark.slow
 def test_without_restarts_streams_end_with_an_error_and_the_server_too(model: Path) -> None:
     with serving(model, *TWO, "--no-restart") as server:
         family = [psutil.Process(server.process.pid), *server.engine.children(recursive=True)]

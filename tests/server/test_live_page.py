@@ -195,3 +195,12 @@ def test_the_feed_tells_a_state_at_a_time(server: Running) -> None:
     assert looks[0]["ranks"] == [{"rank": 0, "pool": 0}]
     assert len(looks[0]["pools"][0]["cells"]) <= looks[0]["pools"][0]["num_blocks"]
     assert looks[2]["at"] - looks[0]["at"] > 0.2
+
+
+def test_the_page_is_open_and_its_feed_is_not(model: Path) -> None:
+    with serving(model, "--api-key", "secret") as locked, locked.http as client:
+        assert client.get("/").status_code == 200
+        assert client.get("/live/main.js").status_code == 200
+        assert client.get("/live/feed").status_code == 401
+        with client.stream("GET", "/live/feed", headers={"Authorization": "Bearer secret"}) as reply:
+            assert reply.status_code == 200

@@ -117,6 +117,18 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: EngineStats
 
 
+class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: where the time of a step went.
+
+    Args:
+        seconds: by part, each without the parts in it; a mean over the ranks.
+        step_s: of the whole step.
+    """
+
+    seconds: dict[str, float]
+    step_s: float
+
+
 class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: all requests were aborted, so that no step follows.
 
@@ -153,7 +165,7 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sentence: str
 
 
-Report: TypeAlias = Chosen | Ready | Stepped | Idle | Seen | Recovering | Recovered | Died
+Report: TypeAlias = Chosen | Ready | Stepped | Profiled | Idle | Seen | Recovering | Recovered | Died
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

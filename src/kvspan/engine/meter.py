@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvspan.clock import Clock
 from kvspan.config.resolved import Resolved
 from kvspan.engine.core import EngineLoad, Event
-from kvspan.engine.messages import Stepped
+from kvspan.engine.messages import Profiled, Stepped
 from kvspan.metrics import Registry
 from kvspan.request import FinishReason
 
@@ -68,6 +68,15 @@ class Meter:
         self._output_size = spread("kvspan_request_generation_tokens", "Length of outputs.", _TOKENS)
         self._step = spread("kvspan_step_seconds", "Time of a step.", _SHORT_S)
         self._step_rows = spread("kvspan_step_rows", "Requests that a step works on.", _TOKENS)
+        self._parts = count(
+            "kvspan_profiled_step_part_seconds_total",
+            "Time of sampled steps by part: attention, linear, exchange and others.",
+            "replica",
+            "part",
+        )
+        self._profiled = count(
+            "kvspan_profiled_step_seconds_total", "Time of the sampled steps.", "replica"
+        )
         self._finished = count(
             "kvspan_request_success_total", "Outputs that have ended, by reason.", "finished_reason"
         )
@@ -146,6 +155,12 @@ class Meter:
         self._hits.set(stats.cached_tokens, replica)
         self._output.set(stats.output_tokens, replica)
         self._preemptions.set(stats.preemptions, replica)
+
+    def profiled(self, replica: str, profile: Profiled) -> None:
+        """A step's parts have been timed."""
+        for part, seconds in profile.seconds.items():
+            self._parts.add(seconds, replica, part.replace(" ", "_"))
+        self._profiled.add(profile.step_s, replica)
 
     def loaded(self, replica: str, load: EngineLoad, resolved: Resolved, blocks_per_rank: int) -> None:
         """What an engine is busy with.

@@ -9,11 +9,14 @@ It ends when the server does: by its order, or because a closed descriptor says 
 no text, no HTTP and no event loop.
 """
 
+import itertools
 import selectors
 import signal
 import socket
 import sys
+import threading
 from collections import deque
+from collections.abc import Sequence
 
 from kvspan.clock import Clock, WallClock
 from kvspan.config.engine import EngineConfig
@@ -29,6 +32,7 @@ from kvspan.engine.messages import (
     Idle,
     Look,
     Order,
+    Profiled,
     Ready,
     Recovered,
     Recovering,
@@ -43,9 +47,15 @@ from kvspan.errors import EngineDeadError, KvspanError
 from kvspan.executor.crew import Inbox
 from kvspan.executor.zygote import tie_to_parent
 from kvspan.sampling.grammar import Grammars
-from kvspan.step import unpack_tokens
+from kvspan.step import MeasuredExecutor, TimedSpan, unpack_tokens
 from kvspan.worker.loop import TOLD_ERRORS
 from kvspan.worker.messages import LENGTH
+
+PROBE_S = 1.0
+"""Between looks at whether the ranks of an idle engine are there."""
+
+PROFILE_S = 10.0
+"""Between steps whose parts are timed; the others pay for a question at each part."""
 
 _READ_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 21  # a server that pauses for a moment must not hold a step up
@@ -59,7 +69,7 @@ def main() -> None:
     tie_to_parent(lifeline_fd)
     link = Link(socket.socket(fileno=sock_fd))
     try:
-        (begin,) = link.orders(wait=True)
+        (begin,) = link.orders(wait_s=None)
         assert isinstance(begin, Begin), "the first order is to begin"
         _serve(link, begin)
     except KvspanError as error:
@@ -75,10 +85,14 @@ def _serve(link: "Link", begin: Begin) -> None:
     resolved, tokenizer = resolve_engine(asked)
     link.tell(Chosen(resolved, str(tokenizer_place(asked))))
     grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
-    core = EngineCore(resolved, make_executor(resolved), grammars)
+    warming = threading.Thread(target=grammars.warm)  # while the ranks load their weights
+    warming.start()
+    executor = make_executor(resolved, watched=True)
+    core = EngineCore(resolved, executor, grammars)
+    warming.join()
     link.tell(Ready(core.reports, core.plan))
     try:
-        Service(core, link, max_restarts=begin.max_restarts).run()
+        Service(core, executor, link, max_restarts=begin.max_restarts).run()
     finally:
         core.shutdown()
 
@@ -103,11 +117,11 @@ class Link:
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def orders(self, *, wait: bool) -> list[Order]:
+    def orders(self, *, wait_s: float | None) -> list[Order]:
         """The orders that have come.
 
         Args:
-            wait: until there is one at least.
+            wait_s: how long for one, if there is none; None = as long as it takes.
 
         Raises:
             ServerGoneError: nobody is left to serve.
@@ -115,12 +129,12 @@ class Link:
         found: list[Order] = []
         while not found:
             self._send()
-            if wait:
+            if wait_s != 0:
                 events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
                 self._selector.modify(self._sock, events)
-                self._selector.select()
+                self._selector.select(wait_s)
             found += map(decode_order, self._inbox.feed(self._read()))
-            if not wait:
+            if wait_s is not None:
                 break
         return found
 
@@ -169,17 +183,25 @@ class Service:
 
     Args:
         core: its ranks have been started.
+        executor: of the core.
         link: to the server.
         max_restarts: how often lost ranks are started again, within ten minutes.
         clock: for the length of steps, and for that window.
     """
 
     def __init__(
-        self, core: EngineCore, link: Link, *, max_restarts: int, clock: Clock | None = None
+        self,
+        core: EngineCore,
+        executor: MeasuredExecutor,
+        link: Link,
+        *,
+        max_restarts: int,
+        clock: Clock | None = None,
     ) -> None:
-        self._core, self._link = core, link
+        self._core, self._executor, self._link = core, executor, link
         self._clock = clock or WallClock()
         self._restarts = Restarts(max_restarts, self._clock)
+        self._profiled_s = self._clock.now_s()
 
     def run(self) -> None:
         """Serves until the server says `End` or hangs up.
@@ -190,13 +212,19 @@ class Service:
         """
         while True:
             had_work = self._core.has_work
-            for order in self._link.orders(wait=not had_work):
+            orders = self._link.orders(wait_s=0.0 if had_work else PROBE_S)
+            for order in orders:
                 if isinstance(order, End):
                     return
                 self._obey(order)
-            if self._core.has_work:
-                self._step()
-            elif had_work:
+            try:
+                if self._core.has_work:
+                    self._step()
+                elif not orders:
+                    self._executor.probe()
+            except EngineDeadError as loss:
+                self._recover(loss)
+            if had_work and not self._core.has_work:
                 self._link.tell(Idle(self._core.load))
 
     def _obey(self, order: Order) -> None:
@@ -217,14 +245,17 @@ class Service:
                     self._core.end(request_id)
 
     def _step(self) -> None:
-        core, started_s = self._core, self._clock.now_s()
-        try:
-            events = core.step()
-        except EngineDeadError as loss:
-            self._recover(loss)
-            return
+        started_s = self._clock.now_s()
+        profiled = started_s - self._profiled_s >= PROFILE_S
+        if profiled:
+            self._executor.watch(True)
+        started_s = self._clock.now_s()
+        events = self._core.step()
         step_s = self._clock.now_s() - started_s
-        self._link.tell(Stepped(tuple(events), core.stats, core.load, step_s))
+        self._link.tell(Stepped(tuple(events), self._core.stats, self._core.load, step_s))
+        if profiled:
+            self._profiled_s = started_s
+            self._link.tell(Profiled(_parts(self._executor.watch(False)), step_s))
 
     def _recover(self, loss: EngineDeadError) -> None:
         """Starts the ranks again, if need be several times.
@@ -234,14 +265,23 @@ class Service:
         """
         while self._restarts.take():
             self._link.tell(Recovering(str(loss)))
+            self._executor = make_executor(self._core.resolved, watched=True)
             try:
-                self._core.revive(make_executor(self._core.resolved))
+                self._core.revive(self._executor)
             except EngineDeadError as again:
                 loss = again
             else:
                 self._link.tell(Recovered())
                 return
         raise loss
+
+
+def _parts(spans: Sequence[Sequence[TimedSpan]]) -> dict[str, float]:
+    """Seconds by part, a mean over the ranks."""
+    found: dict[str, float] = {}
+    for span in itertools.chain.from_iterable(spans):
+        found[span.name] = found.get(span.name, 0.0) + span.own_s / len(spans)
+    return found
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from kvspan.engine.core import Event
 from kvspan.engine.generation import Generation, Piece
 from kvspan.engine.meter import Timing
-from kvspan.errors import KvspanError
+from kvspan.errors import KvspanError, RequestError
 from kvspan.request import FinishReason
 from kvspan.sampling.detokenize import Decoder
 
@@ -57,7 +57,12 @@ class RequestStream:
         self._bell.set()
 
     def abort(self) -> None:
-        """Ends the request at any moment; its blocks are free before the next step."""
+        """Ends the request at any moment; its blocks are free before the next step.
+
+        Whoever waits for more of it gets an error, unless it has ended by itself.
+        """
+        if not self.generation.finished:
+            self._error = RequestError("The request was aborted.")
         self.generation.abort()
         self._abort()
         self.wake()

@@ -181,6 +181,18 @@ class Crew:
             rank.answer = None
         return answers
 
+    def look(self) -> None:
+        """Takes in what has happened meanwhile, and waits for nothing.
+
+        Raises:
+            RankLost: a rank has ended or failed.
+        """
+        for key, events in self._selector.select(0):
+            key.data(events)
+        if any(rank.lost for rank in self._ranks):
+            self.await_end(_SETTLE_S)
+            raise self._loss()
+
     def await_end(self, within_s: float) -> bool:
         """Waits until all ranks have ended; whether they have."""
         give_up_s = self._clock.now_s() + within_s

@@ -86,6 +86,10 @@ class InProcessExecutor:
             self._dead = f"A rank failed: {failure}"
             raise EngineDeadError(self._dead) from failure
 
+    def probe(self) -> None:
+        """Threads of this process are there as long as it is."""
+        self._refuse_if_dead()
+
     def shutdown(self) -> None:
         """Ends the threads."""
         self._dead = "The engine has been shut down."

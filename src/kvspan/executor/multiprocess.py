@@ -126,7 +126,8 @@ class MultiprocessExecutor:
 
     def watch(self, on: bool) -> list[list[TimedSpan]]:
         """See `step.MeasuredExecutor.watch`."""
-        answers = self._ask("Watching", encode(Watch(on)))
+        deadline = self._deadline(self._step_timeout_s, f"--step-timeout {self._step_timeout_s:g}")
+        answers = self._ask("Watching", encode(Watch(on)), deadline=deadline)
         return [list(answer.spans) for answer in answers if isinstance(answer, Watched)]
 
     def submit(self, step: Step) -> None:
@@ -160,6 +161,14 @@ class MultiprocessExecutor:
         (result,) = (answer.result for answer in answers if isinstance(answer, Result))
         return result
 
+    def probe(self) -> None:
+        """See `step.MeasuredExecutor.probe`."""
+        crew = self._living_crew()
+        try:
+            crew.look()
+        except RankLost as loss:
+            raise self._end("Between two steps", loss) from None
+
     def shutdown(self) -> None:
         """Ends all ranks, politely for some seconds and then by force; a second call does nothing."""
         if self._crew is None:
@@ -173,10 +182,10 @@ class MultiprocessExecutor:
         finally:
             crew.kill()
 
-    def _ask(self, doing: str, *bodies: bytes) -> list[Answer]:
+    def _ask(self, doing: str, *bodies: bytes, deadline: Deadline | None = None) -> list[Answer]:
         """Sends every rank the same frames and hears one answer from each, between two steps."""
         crew = self._living_crew()
-        deadline = self._deadline(self._start_timeout_s, "the start timeout")
+        deadline = deadline or self._deadline(self._start_timeout_s, "the start timeout")
         try:
             for body in bodies:
                 crew.send(body, deadline)

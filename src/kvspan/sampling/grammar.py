@@ -5,7 +5,9 @@ bit for each token of the vocabulary. Knows tokens and forms. Knows no tensors, 
 its library (llguidance) needs no torch.
 """
 
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +61,7 @@ class Grammar:
 
 
 class Grammars:
-    """Makes grammars for a model's tokens.
+    """Makes grammars for a model's tokens. Threads may share it.
 
     Args:
         tokenizer_json: gives the model's tokenizer as `tokenizers` writes it, when the first form
@@ -75,11 +77,18 @@ class Grammars:
         self._vocab_size, self._eos_token_ids = vocab_size, list(eos_token_ids)
         self._tokens: LLTokenizer | None = None
         self._ready: dict[StructuredOutputsParams, LLMatcher] = {}
+        self._lock = threading.Lock()
 
     @classmethod
     def of_model(cls, config: ModelConfig, tokenizer_json: Callable[[], str] | None) -> "Grammars":
         """The same with the sizes of a model's config."""
         return cls(tokenizer_json, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids)
+
+    def warm(self) -> None:
+        """Gets ready for the first form: some tenths of a second, which a request need not wait for."""
+        if self._tokenizer_json is not None:
+            with contextlib.suppress(RequestError), self._lock:  # whoever asks will be told
+                self._vocabulary()
 
     def start(self, asked: StructuredOutputsParams) -> Grammar:
         """A grammar at its beginning.
@@ -99,7 +108,9 @@ class Grammars:
     def _matcher(self, asked: StructuredOutputsParams) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        if asked not in self._ready:
+        with self._lock:
+            if asked in self._ready:
+                return self._ready[asked]
             limits = LLParserLimits(verbose_errors=False)
             matcher = LLMatcher(self._vocabulary(), compiled(asked), log_level=0, limits=limits)
             if matcher.is_error():
@@ -110,10 +121,10 @@ class Grammars:
             while len(self._ready) >= MAX_KEPT:
                 del self._ready[next(iter(self._ready))]
             self._ready[asked] = matcher
-        return self._ready[asked]
+            return matcher
 
     def _vocabulary(self) -> "LLTokenizer":
-        """The library's view of the tokens: a few tenths of a second, when the first form comes."""
+        """The library's view of the tokens."""
         from llguidance import LLTokenizer
 
         if self._tokenizer_json is None:

@@ -87,10 +87,11 @@ def allowed_only(logits: Tensor, allowed: bytes, *, before: Tensor, first_token:
         [V] float32; the row as it was if the form allows no token of it.
     """
     bits = np.unpackbits(np.frombuffer(allowed, dtype=np.uint8), bitorder="little")
-    part = bits[first_token : first_token + len(logits)] == 0
-    barred = torch.from_numpy(part).to(logits.device)  # [V]
+    part = torch.from_numpy(bits[first_token : first_token + len(logits)].view(np.bool_))
+    may_come = part.to(logits.device)  # [V]
     for row in (logits, before):
-        if bool((kept := row.masked_fill(barred, -torch.inf)).isfinite().any()):
+        kept = torch.where(may_come, row, -torch.inf)
+        if bool(kept.amax().isfinite()):
             return kept
     return logits
 
@@ -107,9 +108,11 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     temperature = _column([p.temperature for p in params], logits)
     min_p = _column([p.min_p for p in params], logits)
-    centred = logits.double() - logits.amax(-1, keepdim=True)  # no temperature makes exp overflow
-    weights = (centred / temperature).exp()  # [R, V]
-    weights.masked_fill_(weights < min_p, 0.0)
+    # In place: what a copy of the vocabulary costs is its pages, which are new each time. Centred, no
+    # temperature makes exp overflow.
+    weights = logits.double().sub_(logits.amax(-1, keepdim=True)).div_(temperature).exp_()  # [R, V]
+    if any(p.min_p for p in params):
+        weights.masked_fill_(weights < min_p, 0.0)
     size = logits.shape[-1]
     cut = [i for i, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1]
     if cut:

@@ -18,8 +18,8 @@ from kvspan.request import WHOLE_VOCABULARY, SamplingParams
 from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
 
-DRAW_ROWS = 16
-"""Rows drawn for at once: bounds the float64 copies of the vocabulary that a draw makes."""
+DRAW_ROWS = 4
+"""Rows drawn for at once: the float64 copies of the vocabulary that a draw makes stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,23 +131,21 @@ def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """[R, V]: logits with bias, penalties, `min_tokens` and forms; the same tensor if none has any."""
-    changed = [
-        i
-        for i, row in enumerate(rows)
-        if row.allowed or needs_adjusting(row.params, num_output=len(row.output_ids))
-    ]
+    wishes = [needs_adjusting(row.params, num_output=len(row.output_ids)) for row in rows]
+    changed = [i for i, row in enumerate(rows) if wishes[i] or row.allowed]
     if not changed:
         return logits
     result = logits.clone()
     for i in changed:
         row = rows[i]
-        result[i] = adjusted(
-            logits[i],
-            row.params,
-            prompt_ids=row.prompt_ids,
-            output_ids=row.output_ids,
-            eos_token_ids=row.eos_token_ids,
-        )
+        if wishes[i]:
+            result[i] = adjusted(
+                logits[i],
+                row.params,
+                prompt_ids=row.prompt_ids,
+                output_ids=row.output_ids,
+                eos_token_ids=row.eos_token_ids,
+            )
         if row.allowed:
             result[i] = allowed_only(result[i], row.allowed, before=logits[i])
     _refuse_unusable(result, lambda i: f"request {rows[i].request_id} after min_tokens and logit_bias")

@@ -3,6 +3,7 @@
 Every route that speaks of messages comes down to this. Knows the model's styles. Knows no replies.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -65,6 +66,9 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     params = _with_form(chat_params(body, here.default_sampling), choice, styles, begins)
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
+
+    if params.structured_outputs is not None:
+        await asyncio.to_thread(here.llm.check_form, params)
 
     def parser() -> AnswerParser:
         splitter = _splitter(styles.reasoning, begins)

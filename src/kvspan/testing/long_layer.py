@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvspan.cache.manager import round_robin
+from kvspan.cache.placement import Placed, round_robin
 from kvspan.comm.local import LocalWorld
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
@@ -72,7 +72,7 @@ def _rank_outputs(
     worker.allocate_cache(num_blocks)
     units = _units(resolved, num_blocks, num_keys + 1)
     worker.fill(Fill(units, num_keys, seed))
-    batch = worker.prepare(_new_token(num_keys, units))
+    _, batch = worker.prepare(_new_token(num_keys, units))
     rotation = _rotation(model_config, num_keys)
     attention = dict(worker.model.named_modules())["layers.0.attention"]
     nothing = replace(batch, keys=replace(batch.keys, last=np.zeros_like(batch.keys.last)))
@@ -89,7 +89,7 @@ def _units(resolved: Resolved, num_blocks: int, num_tokens: int) -> tuple[int, .
     """Round the pools, the blocks of each from its last one on."""
     layout = resolved.cache_layout
     num_units = layout.num_units(num_tokens)
-    pools = round_robin([num_blocks] * layout.num_pools, num_units=num_units, after=None)
+    pools = round_robin([num_blocks] * layout.num_pools, num_units=num_units, placed=Placed())
     left = [num_blocks] * layout.num_pools
     units = []
     for pool in pools:

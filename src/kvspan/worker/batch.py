@@ -5,24 +5,22 @@ Knows tables, slots and rows. Knows no model and no sampler.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
-from kvspan.attention.prefill import Context, GatherPlan, Workspace, row_numbers
+from kvspan.attention.prefill import Asking, Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
-from kvspan.cache.table import RankTable
+from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
-
-T = TypeVar("T")
+from kvspan.worker.share import Shares
 
 
 @dataclass(slots=True)
@@ -77,75 +75,101 @@ class Mirrors:
 
 
 def build_batch(
-    rows: Sequence[Row], mirrors: Mirrors, *, rule: PrefillRule, workspace: Workspace
+    rows: Sequence[Row], shares: Shares, mirrors: Mirrors, *, rule: PrefillRule, workspace: Workspace
 ) -> Batch:
     """The tensors of a step's rows on this rank.
 
     Args:
         rows: of the step.
+        shares: how they are dealt out to PCP coordinates.
         mirrors: of their requests.
         rule: which of them have their keys gathered.
         workspace: what keys are gathered in.
     """
-    device = workspace.device
-    spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
+    device, own = workspace.device, shares.own_rows
     known = [mirrors[row.request_id] for row in rows]
-    sizes = np.array([row.num_tokens for row in rows], np.int64)
-    starts = np.array([row.start for row in rows], np.int64)
-    gathered = rule.gathers(sizes, starts)
-    is_gathered = np.repeat(gathered, sizes)  # [R]
+    tables = [mirror.table for mirror in known]
+    gathered = rule.gathers(
+        np.array([row.num_tokens for row in rows], np.int64), shares.row_positions
+    )  # [rows of the step]
+    is_gathered = gathered[shares.row_of]  # [all rows]
+    slots = JoinedTables(tables).slots(shares.row_of, shares.positions)
+    asks = [~is_gathered[shares.rows_of(c, c + 1)] for c in shares.asking]
+    parts = shares.parts[shares.asking_parts]
     return Batch(
         token_ids=_tensor(
             [
-                m.tokens.values[r.start : r.start + r.num_tokens]
-                for m, r in zip(known, rows, strict=True)
+                known[row].tokens.values[start : start + num_tokens]
+                for row, start, num_tokens in shares.by_coordinate[shares.own]
             ],
             device,
         ),
-        positions=_tensor(spans, device),
-        writes=_writes(rows, known, block_size=workspace.block_size, device=device),
-        asking=row_numbers(np.flatnonzero(~is_gathered), device),
-        keys=_keys(_chosen(known, ~gathered), _chosen(spans, ~gathered), device),
-        gathered=_plan(_chosen(known, gathered), _chosen(rows, gathered), is_gathered, workspace),
+        positions=_tensor([shares.positions[own]], device),
+        row_sizes=shares.sizes,
+        writes=_writes(slots, workspace.block_size, device),
+        asking=row_numbers(np.flatnonzero(~is_gathered[own]), device),
+        asker_sizes=tuple(int(each.sum()) for each in asks),
+        keys=_keys(
+            parts[~gathered[parts[:, 0]]],
+            tables,
+            shares.positions[shares.asking_rows][np.concatenate(asks)] + 1,
+            device,
+        ),
+        gathered=_plan(rows, tables, gathered, shares, workspace),
     )
 
 
 def _keys(
-    known: Sequence[RequestMirror], spans: Sequence[NDArray[np.int64]], device: torch.device
+    parts: NDArray[np.int64],
+    tables: Sequence[RankTable],
+    bounds: NDArray[np.int64],
+    device: torch.device,
 ) -> KeyIndex:
-    """What rows see of this rank's keys: the positions up to their own."""
-    last = _joined([m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)])
+    """What rows see of this rank's keys: those of the first `bounds` [R] tokens of their sequences."""
+    joined, sizes = JoinedTables([tables[row] for row in parts[:, 0]]), parts[:, 2]
+    last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), bounds)
     return KeyIndex(
-        row_starts=tuple(np.cumsum([0, *map(len, spans)]).tolist()),
-        tables=tuple(_tensor([m.table.blocks], device) for m in known),
+        row_starts=(0, *np.cumsum(sizes).tolist()),
+        tables=torch.split(_tensor([joined.blocks], device), joined.sizes),
         first=np.zeros_like(last),
         last=last,
     )
 
 
 def _plan(
-    known: Sequence[RequestMirror],
     rows: Sequence[Row],
-    is_gathered: NDArray[np.bool_],
+    tables: Sequence[RankTable],
+    gathered: NDArray[np.bool_],
+    shares: Shares,
     workspace: Workspace,
 ) -> GatherPlan:
-    contexts = [
-        Context(m.table.blocks, m.table.shares(row.start)) for m, row in zip(known, rows, strict=True)
+    """What the rows see whose keys come to them, in the order of their sequences."""
+    which = np.flatnonzero(gathered).tolist()
+    number = np.cumsum(gathered) - 1  # of a row, among those that are gathered
+    asking = [
+        Asking(int(number[p.row]), p.start - rows[p.row].start, p.num_tokens)
+        for p in shares.by_coordinate[shares.own]
+        if gathered[p.row]
     ]
-    numbers = row_numbers(np.flatnonzero(is_gathered), workspace.device)
-    return workspace.plan(numbers, [row.num_tokens for row in rows], contexts)
-
-
-def _chosen(items: Sequence[T], which: NDArray[np.bool_]) -> list[T]:
-    return [item for item, is_one in zip(items, which, strict=True) if is_one]
-
-
-def _writes(
-    rows: Sequence[Row], known: Sequence[RequestMirror], *, block_size: int, device: torch.device
-) -> Writes:
-    slots = _joined(
-        [m.table.slots(r.start, r.start + r.num_tokens) for m, r in zip(known, rows, strict=True)]
+    is_gathered = gathered[shares.row_of]
+    keys = np.flatnonzero(is_gathered)
+    keys = keys[np.argsort(shares.places[keys])]  # sequence by sequence
+    return workspace.plan(
+        row_numbers(np.flatnonzero(is_gathered[shares.own_rows]), workspace.device),
+        _in_order(keys, workspace.device),
+        asking=asking,
+        sizes=[rows[i].num_tokens for i in which],
+        contexts=[Context(tables[i].blocks, tables[i].shares(rows[i].start)) for i in which],
     )
+
+
+def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+    """Numbers in any order, to index with: a slice if they count up."""
+    counts_up = bool((np.diff(numbers) == 1).all())
+    return row_numbers(numbers, device) if counts_up else torch.from_numpy(numbers).to(device)
+
+
+def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> Writes:
     mine = np.flatnonzero(slots != NO_SLOT)
     blocks, offsets = np.divmod(slots[mine], block_size)
     return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))
