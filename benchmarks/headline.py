@@ -64,7 +64,7 @@ MLA = COMMON | {
     "v_head_dim": 32,
     "attention_bias": False,
     "intermediate_size": 2048,
-    "n_routed_experts": 32,
+    "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 512,
