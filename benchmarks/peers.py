@@ -380,6 +380,7 @@ def main() -> None:
     parts = asked.only.split(",")
     todo = [c for c in CASES if any(p in c.name for p in parts) and (asked.again or c.name not in known)]
     running = Field(asked.rivals.resolve(), todo)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would stay behind
     try:
         for case in todo:
             start = time.monotonic()

@@ -79,6 +79,12 @@ class Topology:
     pcp_size: int = 1
 
     @property
+    def flags(self) -> str:
+        """The layout as a user types it."""
+        pcp = f" -pcp {self.pcp_size}" if self.pcp_size > 1 else ""
+        return f"-tp {self.tp_size} -dcp {self.dcp_size}{pcp}"
+
+    @property
     def world_size(self) -> int:
         """Ranks in all."""
         return self.pcp_size * self.tp_size
@@ -116,6 +122,25 @@ class Topology:
             for a in range(0, t, width)
         ]
 
+    def column_groups(self) -> list[tuple[int, ...]]:
+        """Ranks that share the query columns of the same rows: a DCP group inside one PCP coordinate."""
+        t, width = self.tp_size, self.tp_ranks_per_dcp
+        return [
+            tuple(range(p * t + a, p * t + a + width))
+            for p in range(self.pcp_size)
+            for a in range(0, t, width)
+        ]
+
+    def asking_groups(self) -> list[tuple[int, ...]]:
+        """Ranks with the same weights whose rows ask the same keys.
+
+        With W > 1 they are those of `pcp_groups`: a DCP group keeps the keys of all rows. With W = 1
+        every PCP coordinate keeps all keys, and a rank answers its own rows alone.
+        """
+        if self.dcp_size == 1:
+            return [(rank,) for rank in range(self.world_size)]
+        return self.pcp_groups()
+
     def tp_rank(self, rank: int) -> int:
         """Place of `rank` among the ranks that share the FFN."""
         return rank % self.tp_size
@@ -127,6 +152,11 @@ class Topology:
     def attention_tp_rank(self, rank: int) -> int:
         """Which A-th part of the heads `rank` works on."""
         return self.tp_rank(rank) // self.tp_ranks_per_dcp
+
+    def asking_coordinates(self, rank: int) -> list[int]:
+        """PCP coordinates whose queries `rank` answers, in order."""
+        group = next(group for group in self.asking_groups() if rank in group)
+        return [self.pcp_rank(other) for other in group]
 
     def dcp_group(self, rank: int) -> tuple[int, ...]:
         """The DCP group of `rank`, in order of `dcp_rank`."""
@@ -198,8 +228,7 @@ def legal_layouts(near: Topology, heads: Heads) -> list[str]:
 
     sizes = sorted(range(1, tp_size + 3), key=lambda t: (abs(t - tp_size), t))
     found = islice((t for size in sizes for t in fits(size)), 6)
-    pcp = f" -pcp {pcp_size}" if pcp_size > 1 else ""
-    return [f"-tp {t.tp_size} -dcp {t.dcp_size}{pcp}" for t in found]
+    return [t.flags for t in found]
 
 
 def _broken_rule(topology: Topology, heads: Heads) -> tuple[str, str] | None:

@@ -49,6 +49,17 @@ LAYOUTS = {
         "decode_context_parallel_size": 8,
         "dcp_q_replicate": "off",
     },
+    "P2-T1-W1": {"prefill_context_parallel_size": 2},
+    "P2-T2-W4": {
+        "prefill_context_parallel_size": 2,
+        "tensor_parallel_size": 2,
+        "decode_context_parallel_size": 4,
+    },
+    "P3-T1-W3-I4": {
+        "prefill_context_parallel_size": 3,
+        "decode_context_parallel_size": 3,
+        "cp_kv_cache_interleave_size": 4,
+    },
     "T9-W3": {"tensor_parallel_size": 9, "decode_context_parallel_size": 3},
 }
 """Of the 9 query and 3 KV heads of the model: decoupled and copies, both units of placement."""
@@ -125,7 +136,7 @@ def test_a_layout_gives_the_same_text_cold_and_warm(
 
 
 @pytest.mark.parametrize("chunk", [16, 17, 1500])
-@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T8-W8"])
+@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T8-W8", "P2-T1-W1", "P2-T2-W4"])
 def test_chunks_do_not_show(
     layout: str, chunk: int, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:

@@ -10,6 +10,8 @@ from kvspan.testing.tiny import TINY
 
 PROMPTS = [[7], [3, 1, 4, 1, 5], list(range(100, 140)), list(range(5, 150))]
 PARAMS = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+# Keys of cached context travel, from ranks that have much of it and from ranks that have none.
+GATHERED = {"max_num_batched_tokens": 33, "max_num_seqs": 4, "prefill_strategy": "allgather_kv"}
 OPTIONS = {"dtype": "float32", "kv_cache_memory": "16MiB", "max_model_len": 256, "num_threads": 1}
 
 
@@ -32,7 +34,11 @@ def one_rank(model: str) -> list[tuple[int, ...]]:
         (2, 2, {}),
         (3, 3, {"cp_kv_cache_interleave_size": 4, "dcp_comm_backend": "ag_rs"}),
         (3, 1, {}),
+        (1, 2, {"prefill_context_parallel_size": 2}),
+        (3, 1, {"prefill_context_parallel_size": 2}),
         (4, 4, {"max_num_batched_tokens": 17, "max_num_seqs": 4, "dcp_q_replicate": "off"}),
+        (3, 3, {**GATHERED, "comm": "shm"}),
+        (4, 4, {**GATHERED, "comm": "gloo"}),
     ],
     ids=str,
 )

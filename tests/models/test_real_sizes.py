@@ -14,6 +14,7 @@ import torch
 
 from kvspan.attention.backends.reference import ReferenceKernel
 from kvspan.attention.kv_store import CacheFormat
+from kvspan.attention.rows import RowGroups
 from kvspan.config.model import parse_model_config
 from kvspan.cost.memory import kv_bytes_per_token
 from kvspan.layers.linear import Storage
@@ -55,6 +56,11 @@ def built(
         rank=rank,
         tp=Place(topology.tp_rank(rank), topology.tp_size),
         dcp=Place(topology.dcp_rank(rank), topology.dcp_size),
+        row_groups=RowGroups(
+            pcp=Place(0, 1),
+            asking=Place(0, 1),
+            columns=Place(topology.dcp_rank(rank), topology.dcp_size),
+        ),
         exchange="a2a",
         replicate_q=False,
         expert_parallel=expert_parallel,

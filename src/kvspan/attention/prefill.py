@@ -50,7 +50,7 @@ class NewPart:
     """Keys of some of the step's own tokens.
 
     Args:
-        span: of the gathered rows, whose keys they are.
+        span: of the keys of the plan.
         sees: who sees them.
     """
 
@@ -82,14 +82,16 @@ class GatherPlan:
     """Everything that the gathered sequences of a step see; the same for all layers.
 
     Args:
-        rows: which of the step's rows are theirs: a slice, or [n] int64.
-        num_rows: n.
+        rows: which of this rank's rows are theirs: a slice, or [n] int64.
+        keys: which of all coordinates' rows, sequence by sequence and in order: [num_keys] int64.
+        num_keys: new tokens of the sequences, the same on all ranks.
         new: parts of the step's own keys.
         cached: parts of the context.
     """
 
     rows: slice | Tensor
-    num_rows: int
+    keys: slice | Tensor
+    num_keys: int
     new: tuple[NewPart, ...]
     cached: tuple[CachedPart, ...]
 
@@ -105,6 +107,21 @@ class Context:
 
     table: NDArray[np.integer]
     shares: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Consecutive rows of a sequence that this rank works on.
+
+    Args:
+        sequence: which of the gathered ones.
+        offset: of the first among the sequence's new tokens.
+        num_rows: how many.
+    """
+
+    sequence: int
+    offset: int
+    num_rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,49 +143,62 @@ class Workspace:
     device: torch.device
 
     def plan(
-        self, rows: slice | Tensor, sizes: Sequence[int], contexts: Sequence[Context]
+        self,
+        rows: slice | Tensor,
+        keys: slice | Tensor,
+        *,
+        asking: Sequence[Asking],
+        sizes: Sequence[int],
+        contexts: Sequence[Context],
     ) -> GatherPlan:
         """Cuts the keys of some sequences into parts.
 
         Args:
-            rows: which of the step's rows are theirs.
-            sizes: rows of each sequence.
+            rows: which of this rank's rows are theirs.
+            keys: which of all coordinates' rows, sequence by sequence and in order.
+            asking: what `rows` are, in order.
+            sizes: new tokens of each sequence.
             contexts: of each sequence.
         """
         starts = np.cumsum([0, *sizes])
-        return GatherPlan(
-            rows, int(starts[-1]), tuple(self._new(starts)), tuple(self._cached(starts, contexts))
-        )
+        new, cached = self._new(starts, asking), self._cached(asking, contexts)
+        return GatherPlan(rows, keys, int(starts[-1]), tuple(new), tuple(cached))
 
-    def _new(self, starts: Counts) -> Iterator[NewPart]:
+    def _new(self, starts: Counts, asking: Sequence[Asking]) -> Iterator[NewPart]:
         """Each row sees its sequence's tokens up to itself."""
-        num_rows = int(starts[-1])
-        first = np.repeat(starts[:-1], np.diff(starts))
-        last = np.arange(1, num_rows + 1)
-        for start in range(0, num_rows, self.tokens):
-            stop = min(start + self.tokens, num_rows)
-            which = (starts[:-1] < stop) & (starts[1:] > start)
+        begin, end = (
+            np.array([starts[a.sequence] + extra(a) for a in asking], np.int64)
+            for extra in (lambda _: 0, lambda a: a.offset + a.num_rows)
+        )
+        sizes = np.array([a.num_rows for a in asking], np.int64)
+        first = np.repeat(begin, sizes)
+        last = np.concatenate([np.zeros(0, np.int64), *map(_up_to, end, sizes)])
+        for start in range(0, int(starts[-1]), self.tokens):
+            stop = min(start + self.tokens, int(starts[-1]))
+            which = (begin < stop) & (end > start)
             here = (np.clip(bound - start, 0, stop - start) for bound in (first, last))
-            yield NewPart(slice(start, stop), self._sees(starts, which, *here))
+            yield NewPart(slice(start, stop), self._sees(sizes, which, *here))
 
-    def _cached(self, starts: Counts, contexts: Sequence[Context]) -> Iterator[CachedPart]:
+    def _cached(self, asking: Sequence[Asking], contexts: Sequence[Context]) -> Iterator[CachedPart]:
         """Each row sees all of its sequence's context."""
         shares = np.stack([np.zeros(self.dcp_size, np.int64), *(c.shares for c in contexts)])
         bounds = np.cumsum(shares, axis=0)  # [S + 1, W], where each sequence begins in what a rank has
         blocks, offsets = self._slots(contexts)
+        sequences = np.array([a.sequence for a in asking], np.int64)
+        sizes = np.array([a.num_rows for a in asking], np.int64)
         each = self.tokens // self.dcp_size  # tokens that a rank gives to a part, at the most
         for start in range(0, int(bounds[-1].max(initial=0)), each):
             inside = np.clip(bounds - start, 0, each)  # [S + 1, W]
-            lengths = np.diff(inside, axis=0)  # [S, W]
-            ends = np.cumsum(lengths.sum(axis=1))
+            lengths = np.diff(inside, axis=0).sum(axis=1)  # [S]
+            ends = np.cumsum(lengths)
             mine = slice(start, start + each)
-            spread = (np.repeat(b, np.diff(starts)) for b in (ends - lengths.sum(axis=1), ends))
+            seen = (np.repeat(bound[sequences], sizes) for bound in (ends - lengths, ends))
             yield CachedPart(
                 self._tensor(blocks[mine]),
                 self._tensor(offsets[mine]),
                 tuple(inside[-1].tolist()),
                 self._tensor(_order(inside)),
-                self._sees(starts, lengths.any(axis=1), *spread),
+                self._sees(sizes, lengths[sequences] > 0, *seen),
             )
 
     def _slots(self, contexts: Sequence[Context]) -> tuple[Counts, Counts]:
@@ -178,9 +208,8 @@ class Workspace:
         none = np.zeros(0, np.int64)
         return np.concatenate([none, *blocks]), np.concatenate([none, *(offset for _, offset in slots)])
 
-    def _sees(self, starts: Counts, which: NDArray[np.bool_], first: Counts, last: Counts) -> Sees:
-        """Of some sequences, every row and the keys it sees."""
-        sizes = np.diff(starts)
+    def _sees(self, sizes: Counts, which: NDArray[np.bool_], first: Counts, last: Counts) -> Sees:
+        """Of some of what asks, every row and the keys it sees."""
         rows = np.flatnonzero(np.repeat(which, sizes))
         the_block = torch.zeros(1, dtype=torch.int64, device=self.device)
         index = KeyIndex(
@@ -253,6 +282,11 @@ class OwnHeads:
         for part in plan.cached:
             given = self._store.read(part.blocks, part.offsets)
             yield part.sees, self._group.all_gather(given, part.sizes).wait()[part.order]
+
+
+def _up_to(end: int, size: int) -> Counts:
+    """[size]: what each of consecutive rows sees, the last of them up to `end`."""
+    return np.arange(end - size, end) + 1
 
 
 def _order(inside: Counts) -> Counts:

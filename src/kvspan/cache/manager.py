@@ -10,52 +10,13 @@ Knows units, keys and request ids. Knows no tokens, no tensors and no budget of 
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
 
+from kvspan.cache.placement import Placed, Placement, round_robin
 from kvspan.cache.pool import BlockPools
 from kvspan.cache.prefix import UnitKeys
 from kvspan.layout import CacheLayout
-
-
-class Placement(Protocol):
-    """Decides on which pools the next units of a request are placed."""
-
-    def __call__(self, num_free: Sequence[int], *, num_units: int, after: int | None) -> list[int]:
-        """Pools of the next units, in order.
-
-        Args:
-            num_free: free units of each pool; together at least `num_units`.
-            num_units: units to place.
-            after: pool of the unit before them; None = they are the request's first.
-        """
-        ...
-
-
-def round_robin(num_free: Sequence[int], *, num_units: int, after: int | None) -> list[int]:
-    """Goes round the pools from the one with most free units; a full pool is passed over.
-
-    The start spreads short requests, which would otherwise all lie on pool 0.
-
-    Args:
-        num_free: free units of each pool; together at least `num_units`.
-        num_units: units to place.
-        after: pool of the unit before them; None = they are the request's first.
-
-    Returns:
-        The pool of each unit.
-    """
-    assert num_units <= sum(num_free), "more units than there are"
-    left = list(num_free)
-    turn = left.index(max(left)) if after is None else (after + 1) % len(left)
-    pools: list[int] = []
-    while len(pools) < num_units:
-        if left[turn]:
-            left[turn] -= 1
-            pools.append(turn)
-        turn = (turn + 1) % len(left)
-    return pools
 
 
 @dataclass(slots=True)
@@ -67,12 +28,14 @@ class Allocation:
         keys: the keys of its units.
         num_hit_tokens: tokens at its beginning that need not be computed.
         num_keyed_units: units at its beginning that have been offered to others.
+        placed: on which pools they lie.
     """
 
     units: list[int]
     keys: UnitKeys
     num_hit_tokens: int
     num_keyed_units: int
+    placed: Placed
 
 
 class CacheManager:
@@ -160,7 +123,9 @@ class CacheManager:
             return None
         for unit in hits:  # before any is taken, or a hit might be reused
             self._pools.share(unit)
-        held = Allocation(hits, keys, len(hits) * self.layout.unit_tokens, len(hits))
+        placed = Placed()
+        placed.add([self._pools.pool_of(unit) for unit in hits])
+        held = Allocation(hits, keys, len(hits) * self.layout.unit_tokens, len(hits), placed)
         self._extend(held, num_fresh)
         self._held[request_id] = held
         return held
@@ -246,6 +211,7 @@ class CacheManager:
         """Places further units of a request, for which there is room."""
         if num_units <= 0:
             return
-        after = self._pools.pool_of(held.units[-1]) if held.units else None
-        pools = self._placement(self._pools.num_free_by_pool, num_units=num_units, after=after)
+        free = self._pools.num_free_by_pool
+        pools = self._placement(free, num_units=num_units, placed=held.placed)
         held.units.extend(self._pools.take(pool) for pool in pools)
+        held.placed.add(pools)

@@ -129,6 +129,7 @@ def _one_rank(asked: EngineConfig) -> EngineConfig:
         asked,
         tensor_parallel_size=1,
         decode_context_parallel_size=1,
+        prefill_context_parallel_size=1,
         cp_kv_cache_interleave_size=None,
         kv_cache_memory=None,  # what was asked for may be enough for several ranks only
         dcp_comm_backend="auto",

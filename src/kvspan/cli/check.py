@@ -35,7 +35,7 @@ def _print(console: Console, verdict: Verdict) -> None:
     layout = verdict.layout
     lengths = ", ".join(map(str, verdict.prompt_lengths))
     console.print(
-        f"{layout.model}: -tp {layout.tp_size} -dcp {layout.dcp_size}, interleave {layout.interleave}, "
+        f"{layout.model}: {layout.topology.flags}, interleave {layout.interleave}, "
         f"{layout.exchange}, queries {'replicated' if layout.replicate_q else 'gathered'}, beside one "
         f"rank; prompts of {lengths} tokens.",
         markup=False,
@@ -44,7 +44,7 @@ def _print(console: Console, verdict: Verdict) -> None:
     if verdict.narrow:
         console.print(_narrow_table(verdict.narrow, layout.dtype))
     word = "equal" if verdict.holds else "NOT equal"
-    console.print(f"{word}: -tp {layout.tp_size} -dcp {layout.dcp_size} and one rank", markup=False)
+    console.print(f"{word}: {layout.topology.flags} and one rank", markup=False)
 
 
 def _exact_table(runs: tuple[Exact, ...]) -> Table:
@@ -97,6 +97,7 @@ def _plain(verdict: Verdict) -> dict[str, object]:
         "model": verdict.layout.model,
         "tensor_parallel_size": verdict.layout.tp_size,
         "decode_context_parallel_size": verdict.layout.dcp_size,
+        "prefill_context_parallel_size": verdict.layout.pcp_size,
         "prompt_lengths": verdict.prompt_lengths,
         "dtype": verdict.layout.dtype,
         "kv_dtype": verdict.layout.kv_dtype,

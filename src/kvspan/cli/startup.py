@@ -20,8 +20,8 @@ def stderr_console() -> Console:
 def print_choices(console: Console, resolved: Resolved) -> None:
     """Prints what will run, with the reason of each choice that nobody made."""
     console.print(
-        f"{resolved.model}: {resolved.topology.world_size} rank(s), -tp {resolved.tp_size} "
-        f"-dcp {resolved.dcp_size}, blocks of {resolved.block_size} tokens",
+        f"{resolved.model}: {resolved.topology.world_size} rank(s), {resolved.topology.flags}, "
+        f"blocks of {resolved.block_size} tokens",
         markup=False,
     )
     values = msgspec.structs.asdict(resolved)

@@ -103,19 +103,16 @@ class EngineConfig:
         short="-dcp",
     )
     prefill_context_parallel_size: int = option(
-        only_one(
-            "prefill context parallelism is not there yet; use --decode-context-parallel-size, which "
-            "spreads the KV of prompts too"
-        ),
+        whole(1, MAX_RANKS),
         1,
-        "P: ranks over which rows are spread (only 1 is there yet)",
+        "P: ranks with the same weights that share out the rows of a step; world = P * T",
         _PARALLELISM,
         short="-pcp",
     )
     data_parallel_size: int = option(
-        only_one("replicas behind one server are not there yet; start several instances"),
+        whole(1, MAX_RANKS),
         1,
-        "whole replicas (only 1 is there yet)",
+        "whole replicas behind one server, each with its own ranks",
         _PARALLELISM,
         short="-dp",
     )

@@ -1,6 +1,7 @@
 """What the environment may ask for, beside the flags. Nothing else of kvspan reads it."""
 
 import os
+from pathlib import Path
 
 from kvspan.errors import ConfigError
 
@@ -15,6 +16,23 @@ API_KEY = "KVSPAN_API_KEY"
 def api_keys() -> tuple[str, ...]:
     """The keys that `KVSPAN_API_KEY` asks a server's clients for, with commas between them."""
     return tuple(key.strip() for key in os.environ.get(API_KEY, "").split(",") if key.strip())
+
+
+def replica_environment(replica: int, *, num_replicas: int, num_ranks: int) -> dict[str, str]:
+    """The environment of a replica's process: with enough GPUs each replica sees its own.
+
+    Args:
+        replica: its number.
+        num_replicas: of them.
+        num_ranks: of each.
+    """
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    devices = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
+    ids = listed.split(",") if listed else [str(device) for device in devices]
+    if num_replicas == 1 or len(ids) < num_replicas * num_ranks:
+        return dict(os.environ)
+    mine = ids[replica * num_ranks : (replica + 1) * num_ranks]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
 
 def asked_cpu_isa() -> str | None:

@@ -205,7 +205,7 @@ def check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
         ConfigError: one sentence with the numbers.
     """
     heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
-    slices = cuts(heads * dim, parts=topology.dcp_size)
+    slices = cuts(heads * dim, parts=topology.tp_ranks_per_dcp)
     if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
         raise ConfigError(
             f"--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and {heads} "

@@ -86,6 +86,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         kernel_us: microseconds of an operator that has nearly nothing to do.
         step_us: microseconds of a step beside its operators.
         row_us: microseconds more for each row of a step.
+        layer_row_us: microseconds more for each row and layer, beside operators.
     """
 
     num_ranks: int
@@ -96,6 +97,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     kernel_us: float
     step_us: float
     row_us: float = 0.0
+    layer_row_us: float = 0.0
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,7 +104,7 @@ class PrefillRule:
 def has_whole_heads(model: ModelConfig, topology: Topology) -> bool:
     """Whether each rank's slice of the attention output is made of whole heads."""
     heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
-    return all(part.start % dim == 0 for part in cuts(heads * dim, parts=topology.dcp_size))
+    return all(part.start % dim == 0 for part in cuts(heads * dim, parts=topology.tp_ranks_per_dcp))
 
 
 def choose_prefill(
@@ -186,8 +186,8 @@ def _row_bytes(
             num_heads=heads, head_dim=dims.out, dcp_size=dcp_size, dtype_bytes=dtype_bytes
         )
     )
-    if replicate_q:
-        return result
+    # A replicated query is made whole on its own rank, and then travels to other coordinates alone.
+    makers = min(topology.pcp_size, dcp_size) if replicate_q else dcp_size
     return result + query_gather_bytes_per_row(
-        num_heads=heads, head_dim=dims.query, dcp_size=dcp_size, dtype_bytes=dtype_bytes
+        num_heads=heads, head_dim=dims.query, dcp_size=makers, dtype_bytes=dtype_bytes
     )

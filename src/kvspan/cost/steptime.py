@@ -17,15 +17,19 @@ Knows no queue and no policy: what is in a step is told (`StepWork`).
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvspan.config.model import ModelConfig
 from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.cost.traffic import (
     LSE_BYTES,
     SUM_BYTES,
     a2a_bytes_per_row,
     ag_rs_bytes_per_row,
+    key_gather_bytes_per_token,
     query_gather_bytes_per_row,
 )
 from kvspan.cost.weights import (
@@ -52,14 +56,16 @@ class Habits:
         gather_latent_queries: queries of latent attention are gathered as they ask latents (wider), and
             not as they are projected.
         sum_bytes: of an element of partial results that are summed over ranks.
+        prefill_strategy: what travels for cached context (`cost.prefill`).
     """
 
     gather_latent_queries: bool = False
     sum_bytes: int = SUM_BYTES
+    prefill_strategy: str = FEWEST_BYTES
 
 
 KVSPAN = Habits()
-PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2)
+PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2, prefill_strategy="allgather_kv")
 """Of the engine whose figures with DCP are published."""
 
 
@@ -101,6 +107,8 @@ class StepWork:
         expanded_tokens: rows of latent attention for which keys and values are made of latents.
         expanded_keys: part of `keys` that is made so.
         expanded_pairs: part of `pairs` of those rows.
+        local_tokens: rows that stay with their heads, and exchange nothing.
+        gathered_keys: part of `keys` that come to them: what was cached before the step.
     """
 
     num_tokens: float
@@ -110,38 +118,65 @@ class StepWork:
     expanded_tokens: float = 0.0
     expanded_keys: float = 0.0
     expanded_pairs: float = 0.0
+    local_tokens: float = 0.0
+    gathered_keys: float = 0.0
 
     @classmethod
     def of(
-        cls, chunks: Iterable[tuple[int, int]], *, num_sampled: int, expand_from: int = NEVER
+        cls, chunks: Iterable[tuple[int, int]], *, num_sampled: int, ways: "Ways | None" = None
     ) -> "StepWork":
         """Sums over the sequences of a step.
 
         Args:
             chunks: (tokens computed before, tokens to compute) of each sequence.
             num_sampled: sequences that get a token.
-            expand_from: tokens of a sequence from which on its latents are expanded.
+            ways: of attention; None = every row asks the cache.
         """
-        tokens = keys = expanded_tokens = expanded_keys = 0
-        pairs = expanded_pairs = 0.0
+        tokens = keys = 0
+        pairs = 0.0
+        prompts = []
         for start, num_tokens in chunks:
             tokens += num_tokens
             keys += start + num_tokens
-            seen = num_tokens * start + num_tokens * (num_tokens + 1) / 2
-            pairs += seen
-            if num_tokens >= expand_from:
-                expanded_tokens += num_tokens
-                expanded_keys += start + num_tokens
-                expanded_pairs += seen
-        return cls(
-            num_tokens=tokens,
-            num_sampled=num_sampled,
-            keys=keys,
-            pairs=pairs,
-            expanded_tokens=expanded_tokens,
-            expanded_keys=expanded_keys,
-            expanded_pairs=expanded_pairs,
-        )
+            pairs += num_tokens * (start + (num_tokens + 1) / 2)
+            if num_tokens > 1:
+                prompts.append((start, num_tokens))
+        special = ways.of(prompts) if ways is not None else {}
+        return cls(num_tokens=tokens, num_sampled=num_sampled, keys=keys, pairs=pairs, **special)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Which rows of prompts attend in a way of their own; a decoded token always asks the cache.
+
+    Args:
+        expand_from: tokens of a sequence from which on its latents are expanded.
+        rule: which sequences have their keys gathered, and so stay with their heads.
+        latent: whether what is gathered is latents, which are then expanded.
+    """
+
+    expand_from: int
+    rule: PrefillRule
+    latent: bool
+
+    def of(self, prompts: Sequence[tuple[float, float]]) -> dict[str, float]:
+        """The fields of `StepWork` that these prompts make.
+
+        Args:
+            prompts: (tokens computed before, tokens to compute) of each.
+        """
+        if not prompts:
+            return {}
+        start, rows = np.array(prompts).T
+        local = self.rule.gathers(rows.astype(np.int64), start.astype(np.int64))
+        expanded = (rows >= self.expand_from) | (local & self.latent)
+        return {
+            "expanded_tokens": float(rows[expanded].sum()),
+            "expanded_keys": float((start + rows)[expanded].sum()),
+            "expanded_pairs": float((rows * (start + (rows + 1) / 2))[expanded].sum()),
+            "local_tokens": float(rows[local].sum()),
+            "gathered_keys": float(start[local].sum()),
+        }
 
 
 def decode_work(context_tokens: float, *, batch: float) -> StepWork:
@@ -185,7 +220,18 @@ class StepCost:
         )
         self.rates = on.device.rates_of(topology.world_size)
         self.num_heads = topology.query_heads(0, model.heads).size
-        self.expand_from = NEVER if model.mla is None else least_rows_to_expand(model.mla)
+        self.ways = Ways(
+            expand_from=NEVER if model.mla is None else least_rows_to_expand(model.mla),
+            rule=PrefillRule.of(
+                on.habits.prefill_strategy,
+                model,
+                topology,
+                exchange=on.exchange,
+                replicate_q=on.replicate_q,
+                dtype_bytes=ACTIVATION_BYTES,
+            ),
+            latent=model.mla is not None,
+        )
         local_token = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=on.kv_dtype_bytes)
         self._kv_layer_bytes = local_token / model.num_layers
 
@@ -210,6 +256,7 @@ class StepCost:
             "experts": w.num_expert_layers * self._experts_s(rows),
             "all-reduce": (2 * layers + 1) * self._all_reduce_s(rows),
             "logits": self._logits_s(work.num_sampled),
+            "rows": layers * rates.layer_row_us * rows * 1e-6,
             "host": (rates.step_us + rates.row_us * work.num_tokens) * 1e-6,
         }
 
@@ -286,20 +333,36 @@ class StepCost:
         return max(read / (rates.kv_gbs * 1e9), flops / (rates.attention_tflops * 1e12)) + self._kernel_s
 
     def _gathers_s(self, work: StepWork) -> float:
-        asking = work.num_tokens - work.expanded_tokens
-        projected = self.gather_queries_s(work.expanded_tokens, latent=False)
-        return self.gather_queries_s(asking, latent=self.on.habits.gather_latent_queries) + projected
+        asking, projected = self._travelling(work)
+        latent = self.on.habits.gather_latent_queries and self.ways.latent
+        return self.gather_queries_s(asking, latent=latent) + self.gather_queries_s(
+            projected, latent=False
+        )
 
     def _exchanges_s(self, work: StepWork) -> float:
-        latent = self.on.model.mla is not None
-        asking = self.exchange_s(work.num_tokens - work.expanded_tokens, latent=latent)
-        return asking + self.exchange_s(work.expanded_tokens, latent=False)
+        asking, projected = self._travelling(work)
+        return self.exchange_s(asking, latent=self.ways.latent) + self.exchange_s(
+            projected, latent=False
+        )
+
+    def _travelling(self, work: StepWork) -> tuple[float, float]:
+        """Rows whose queries go to the keys: those that ask what is cached, and those that expand it."""
+        if self.ways.latent:
+            return work.num_tokens - work.expanded_tokens, work.expanded_tokens - work.local_tokens
+        return work.num_tokens - work.local_tokens, 0.0
 
     def _gather_keys_s(self, work: StepWork) -> float:
-        """Keys and values of the step, which PCP ranks hand to one another."""
-        p = self.on.topology.pcp_size
-        token_bytes = self._kv_layer_bytes
-        return self.on.device.collective_s("ag", work.num_tokens * token_bytes, num_ranks=p)
+        """New keys and values, which PCP ranks hand to one another, and cached ones for local rows."""
+        model, topology = self.on.model, self.on.topology
+        new = work.num_tokens * self._kv_layer_bytes
+        sent = work.gathered_keys * key_gather_bytes_per_token(
+            num_kv_heads=topology.kv_heads(0, model.heads).size,
+            cached_dim=model.head_dims.cached,
+            dcp_size=topology.dcp_size,
+            dtype_bytes=ACTIVATION_BYTES,
+        )
+        handed = self.on.device.collective_s("ag", new, num_ranks=topology.pcp_size)
+        return handed + (self._collective_s("ag", sent, topology.dcp_size) if sent else 0.0)
 
     def _experts_s(self, rows: float) -> float:
         """Shared experts, and of routed ones those that a row goes to: their weights are read once."""

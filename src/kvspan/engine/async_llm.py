@@ -3,21 +3,26 @@
 Tokens become text in this process and stop strings are found here, so that neither delays a step.
 """
 
+import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from kvspan.cache.prefix import KeySpace
 from kvspan.clock import Clock, WallClock
 from kvspan.config.engine import EngineConfig
+from kvspan.config.environment import replica_environment
 from kvspan.config.resolved import Resolved
 from kvspan.engine.core import check_request, stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.meter import Meter
-from kvspan.engine.replica import Health, Replica
+from kvspan.engine.replica import Health, Replica, together
+from kvspan.engine.routing import Router
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
 from kvspan.errors import EngineDeadError, RequestError
@@ -71,15 +76,23 @@ class AsyncLLM:
             ModelError: the model cannot be found or read.
             ConfigError: it cannot run as asked.
         """
-        ready = await self._replica.start(lambda chosen: self._begin(chosen, told))
+        first, *others = self._replicas
+        try:
+            ready, *_ = await asyncio.gather(
+                first.start(lambda chosen: self._begin(chosen, told)),
+                *(replica.start() for replica in others),
+            )
+        except BaseException:
+            await self.shutdown()
+            raise
         return ready
 
     @property
     def resolved(self) -> Resolved:
         """What runs, and why."""
-        if self._replica.chosen is None:
+        if self._replicas[0].chosen is None:
             raise EngineDeadError("The engine has not been started.")
-        return self._replica.chosen.resolved
+        return self._replicas[0].chosen.resolved
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -88,17 +101,23 @@ class AsyncLLM:
 
     @property
     def health(self) -> Health:
-        """Whether it works on requests, and what it is busy with."""
-        return self._replica.health
+        """Whether it works on requests, and what it is busy with; of several replicas, all together."""
+        return together([replica.health for replica in self._replicas])
 
     @property
     def num_unfinished(self) -> int:
         """Outputs that are being worked on, or wait."""
-        return self._replica.num_unfinished
+        return sum(replica.num_unfinished for replica in self._replicas)
+
+    @property
+    def num_places(self) -> int:
+        """Outputs that can be worked on at a time."""
+        return self.resolved.max_num_seqs * len(self._replicas)
 
     def metrics(self) -> Registry:
         """Everything that is measured, as of now."""
-        self._replica.measure()
+        for replica in self._replicas:
+            replica.measure()
         return self.meter.registry
 
     def get_tokenizer(self) -> Tokenizer:
@@ -139,7 +158,7 @@ class AsyncLLM:
         text, ids = read_prompt(prompt, params, self._tokenizer)
         check_request(self.resolved, ids, params)
         self.check_form(params)
-        replica = self._replica
+        replica = self._choose(ids, cache_salt)
         replica.refuse_if_gone()
         number = next(self._request_numbers)
         generation = Generation(
@@ -200,16 +219,16 @@ class AsyncLLM:
             stream.abort()
 
     async def look(self) -> Seen:
-        """What the engine looks like, between two steps.
+        """What the engine looks like, between two steps; of several replicas, the first.
 
         Raises:
             EngineDeadError: there is no engine to look at.
         """
-        return await self._replica.look()
+        return await self._replicas[0].look()
 
     async def shutdown(self) -> None:
         """Ends the engine and its ranks; a second call does nothing."""
-        await self._replica.shutdown()
+        await asyncio.gather(*(replica.shutdown() for replica in self._replicas))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -223,14 +242,42 @@ class AsyncLLM:
     def _prepare(self, config: EngineConfig, max_restarts: int, clock: Clock | None = None) -> None:
         self._clock = clock or WallClock()
         self.meter = Meter(Registry(), self._clock)
-        self._replica = Replica(
-            _asked(config), max_restarts=max_restarts, clock=self._clock, meter=self.meter
-        )
+        count = config.data_parallel_size
+        num_ranks = config.tensor_parallel_size * config.prefill_context_parallel_size
+        self._router: Router | None = None
+        self._replicas = [
+            Replica(
+                _asked(config),
+                max_restarts=max_restarts,
+                clock=self._clock,
+                meter=self.meter,
+                name=str(number),
+                environment=replica_environment(number, num_replicas=count, num_ranks=num_ranks),
+                begun=partial(self._forget, number),
+            )
+            for number in range(count)
+        ]
         self._tokenizer: Tokenizer | None = None
         self._decoder: Tokenizer | NoText = NoText()
         self._grammars: Grammars | None = None
         self._request_numbers = itertools.count()
         self._output_numbers = itertools.count()
+
+    def _choose(self, prompt: Sequence[int], cache_salt: str) -> Replica:
+        """The replica for a request; a lost one gets none while there is another."""
+        numbered = dict(enumerate(self._replicas))
+        taking = {n: replica for n, replica in numbered.items() if replica.takes_requests}
+        working = {n: replica for n, replica in taking.items() if replica.health.ready} or taking
+        if len(working) <= 1 or self._router is None:
+            return next(iter((working or numbered).values()))
+        places = self.resolved.max_num_seqs
+        free = {n: r for n, r in working.items() if r.num_unfinished < places} or working
+        busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
+        return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
+
+    def _forget(self, number: int) -> None:
+        if self._router is not None:
+            self._router.forget(number)
 
     def _begin(self, chosen: Chosen, told: Callable[[Resolved], None]) -> None:
         self._tokenizer = find_tokenizer(Path(chosen.tokenizer_path))
@@ -239,7 +286,10 @@ class AsyncLLM:
         if self._grammars is None:
             self._grammars = Grammars.of_model(chosen.resolved.model_config, as_json)
             self._grammars.warm()  # the ranks load their weights, and nobody waits for this process
-        told(chosen.resolved)
+        resolved = chosen.resolved
+        keys = KeySpace(layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model)
+        self._router = Router(keys, len(self._replicas))
+        told(resolved)
 
 
 def _asked(config: EngineConfig) -> Mapping[str, Any]:

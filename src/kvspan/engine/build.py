@@ -16,6 +16,7 @@ from kvspan.cost.choose import Machine
 from kvspan.cost.choose import resolve as choose
 from kvspan.engine.core import EngineCore
 from kvspan.engine.engine import Engine
+from kvspan.errors import ConfigError
 from kvspan.executor.children import fork_server
 from kvspan.executor.inprocess import InProcessExecutor
 from kvspan.executor.multiprocess import MultiprocessExecutor
@@ -44,6 +45,11 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
         ModelError: model or tokenizer cannot be found or read.
         ConfigError: it cannot run as asked.
     """
+    if asked.data_parallel_size > 1:
+        raise ConfigError(
+            f"--data-parallel-size {asked.data_parallel_size}: replicas stand behind a server; use "
+            "`kvspan serve` or AsyncLLM, or leave it out."
+        )
     resolved, tokenizer = resolve_engine(asked)
     told(resolved)
     grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
@@ -74,10 +80,18 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     resolved = choose(
         asked,
         _with_eos(model, ends),
-        this_machine(),
+        _share(this_machine(), asked.data_parallel_size),
         sampling_defaults=sampling_defaults(generation, where=asked.model),
     )
+    if asked.gpu_memory_utilization is None and resolved.device == "cpu":
+        share = resolved.kv_fraction / asked.data_parallel_size
+        resolved = msgspec.structs.replace(resolved, kv_fraction=share)
     return resolved, tokenizer
+
+
+def _share(machine: Machine, num_replicas: int) -> Machine:
+    """What one replica has of a machine."""
+    return msgspec.structs.replace(machine, cores=max(machine.cores // num_replicas, 1))
 
 
 def tokenizer_place(asked: EngineConfig) -> Path:

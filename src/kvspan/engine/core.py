@@ -19,7 +19,7 @@ from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammar, Grammars
-from kvspan.scheduler import Progress, Scheduler, SchedulerConfig, SequenceState
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
 from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
 
 
@@ -57,6 +57,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         steps: steps run.
         prompt_tokens: tokens of admitted prompts.
         cached_tokens: those of them that were found in the cache.
+        prefill_tokens: tokens computed in rows that are no decodes: of prompts, and after a preemption.
         output_tokens: tokens sampled.
         preemptions: requests that gave their units back and began again.
     """
@@ -64,6 +65,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     steps: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefill_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
 
@@ -310,7 +312,7 @@ class EngineCore:
             return []
         self._executor.submit(self._held_to_forms(scheduled.step))
         progress = self._scheduler.update(self._executor.collect())
-        self._count(scheduled.admitted, len(scheduled.preempted), progress)
+        self._count(scheduled, progress)
         return [self._event(p) for p in progress]
 
     def _held_to_forms(self, step: Step) -> Step:
@@ -411,15 +413,20 @@ class EngineCore:
     def _ends_text(self, token_id: int | None) -> bool:
         return token_id in self.resolved.model_config.eos_token_ids
 
-    def _count(self, admitted: Sequence[int], preempted: int, progress: Sequence[Progress]) -> None:
-        first = [state for i in admitted if (state := self._states.get(i)) and not state.num_preemptions]
+    def _count(self, scheduled: Scheduled, progress: Sequence[Progress]) -> None:
+        prefills = [
+            row.num_tokens for row in scheduled.step.rows if row.num_tokens > 1 or not row.sample
+        ]
+        admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
+        first = [state for state in admitted if not state.num_preemptions]
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
             prompt_tokens=old.prompt_tokens + sum(s.num_prompt_tokens for s in first),
             cached_tokens=old.cached_tokens + sum(s.num_cached_tokens or 0 for s in first),
+            prefill_tokens=old.prefill_tokens + sum(prefills),
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
-            preemptions=old.preemptions + preempted,
+            preemptions=old.preemptions + len(scheduled.preempted),
         )
 
 

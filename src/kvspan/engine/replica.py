@@ -4,6 +4,7 @@ Knows processes, messages and the streams that wait for them. Knows no HTTP.
 """
 
 import asyncio
+import itertools
 import os
 import socket
 import subprocess
@@ -66,6 +67,29 @@ class Health:
     stats: EngineStats = field(default_factory=EngineStats)
 
 
+def together(healths: Sequence[Health]) -> Health:
+    """What several replicas tell of themselves: ready if one is, gone if all are."""
+    loads, stats = [h.load for h in healths], [h.stats for h in healths]
+    return Health(
+        ready=any(h.ready for h in healths),
+        why=next((h.why for h in healths if h.why), ""),
+        gone=all(h.gone for h in healths),
+        restarts=sum(h.restarts for h in healths),
+        load=EngineLoad(
+            num_running=sum(load.num_running for load in loads),
+            num_waiting=sum(load.num_waiting for load in loads),
+            used_blocks=tuple(itertools.chain.from_iterable(load.used_blocks for load in loads)),
+        ),
+        stats=EngineStats(
+            steps=sum(each.steps for each in stats),
+            prompt_tokens=sum(each.prompt_tokens for each in stats),
+            cached_tokens=sum(each.cached_tokens for each in stats),
+            output_tokens=sum(each.output_tokens for each in stats),
+            preemptions=sum(each.preemptions for each in stats),
+        ),
+    )
+
+
 class Replica:
     """An engine's process and the requests that it works on.
 
@@ -75,6 +99,8 @@ class Replica:
         clock: for that.
         meter: keeps the metrics.
         name: among the replicas, for them.
+        environment: of its process; None = that of this one.
+        begun: called whenever its process has begun, with an empty cache.
     """
 
     def __init__(
@@ -85,9 +111,12 @@ class Replica:
         clock: Clock,
         meter: Meter,
         name: str = "0",
+        environment: Mapping[str, str] | None = None,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self._options, self._max_restarts = dict(options), max_restarts
         self._meter, self._name = meter, name
+        self._environment, self._begun = environment, begun
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
@@ -104,6 +133,16 @@ class Replica:
     def pid(self) -> int | None:
         """Of its process."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether there is a process to work on them, if need be when its ranks are there again."""
+        return self._wire is not None and self.ready is not None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of its unfinished requests: about what they have in its cache."""
+        return sum(len(s.generation.prompt_ids) for s in dict.fromkeys(self._streams.values()))
 
     @property
     def num_unfinished(self) -> int:
@@ -129,6 +168,7 @@ class Replica:
         ready = await self._hear()
         assert isinstance(ready, Ready), "the second report is that ranks are ready"
         self.ready = ready
+        self._begun()
         self.health.ready, self.health.why = True, ""
         return ready
 
@@ -149,7 +189,7 @@ class Replica:
         Raises:
             EngineDeadError: says why.
         """
-        if self._wire is None or self.ready is None:
+        if not self.takes_requests:
             raise EngineDeadError(self.health.why)
 
     def abort(self, request_ids: Sequence[int]) -> None:
@@ -197,6 +237,7 @@ class Replica:
             stdin=subprocess.DEVNULL,
             stdout=sys.stderr if sys.stderr is not None else subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), lifeline_fd),
+            env=self._environment,
             process_group=0,  # Ctrl-C at the terminal reaches the server alone
         )
         theirs.close()
@@ -239,6 +280,7 @@ class Replica:
                 self.health.ready, self.health.why = False, f"{why} Its ranks are being started again."
                 self.health.restarts += 1
             case Recovered():
+                self._begun()
                 self.health.ready, self.health.why = True, ""
             case Died():
                 self._died = report

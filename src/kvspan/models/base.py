@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
 from kvspan.attention.prefill import GatherPlan
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
@@ -21,18 +22,22 @@ class Batch:
     """The rows of one step as tensors, the same on all ranks but for what lives where.
 
     Args:
-        token_ids: [R] int64.
+        token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        writes: rows whose key and value this rank stores, and where.
+        row_sizes: rows of each PCP coordinate, whose keys stand in this order when they are gathered.
+        writes: which of all coordinates' rows this rank stores key and value of, and where.
         asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
-        keys: which of this rank's keys each asking row sees.
+        asker_sizes: asking rows of each coordinate whose queries this rank answers, in order.
+        keys: which of this rank's keys each of those rows sees.
         gathered: rows whose keys come to them, and what they see.
     """
 
     token_ids: Tensor
     positions: Tensor
+    row_sizes: tuple[int, ...]
     writes: Writes
     asking: slice | Tensor
+    asker_sizes: tuple[int, ...]
     keys: KeyIndex
     gathered: GatherPlan
 
@@ -46,6 +51,7 @@ class RankContext:
         rank: this rank in the world.
         tp: ranks that share FFN, embedding and head.
         dcp: ranks that share sequences.
+        row_groups: who works on other rows, and who on the same.
         exchange: how partial results meet, `a2a` or `ag_rs`.
         replicate_q: whether each rank projects all queries of its DCP group, or a part, gathered.
         expert_parallel: whether a rank keeps whole experts, or a part of each.
@@ -59,6 +65,7 @@ class RankContext:
     rank: int
     tp: Group
     dcp: Group
+    row_groups: RowGroups
     exchange: str
     replicate_q: bool
     expert_parallel: bool

@@ -30,7 +30,7 @@ from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
 from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
-from kvspan.comm.group import Piece
+from kvspan.attention.rows import cut_pieces, gather_rows
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
@@ -75,12 +75,13 @@ class LatentAttention(nn.Module):
         self.heads = context.topology.query_heads(context.rank, config.heads)
         self.all_heads = Span(0, self.heads.size)
 
-        slices = cuts(self.heads.size * mla.value_dim, parts=context.dcp.size)
-        touched = [touched_heads(columns, mla.value_dim) for columns in slices]
-        self.slice, self.touched = slices[context.dcp.rank], touched[context.dcp.rank]
+        self.rows = context.row_groups
+        columns = self.rows.columns
+        self.slices = tuple(cuts(self.heads.size * mla.value_dim, parts=columns.size))
+        touched = [touched_heads(its, mla.value_dim) for its in self.slices]
+        self.slice, self.touched = self.slices[columns.rank], touched[columns.rank]
         self.inside = self.slice.shifted(-self.touched.start * mla.value_dim)
-        self.pieces = [Piece(slice(None), columns) for columns in slices]
-        self.latent_pieces = [Piece(slice(None), _columns(heads, rank)) for heads in touched]
+        self.latent_slices = tuple(_columns(heads, rank) for heads in touched)
 
         self.queries = GroupQueries(
             context, num_heads=self.heads.size, head_dim=config.head_dim, touched=touched
@@ -113,23 +114,36 @@ class LatentAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
         keys, projected = self._keys(x, rotation), self.query(x)
+        (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
         attended = x.new_empty(len(x), self.slice.size)
         # The same on all ranks: an exchange without rows does not run.
         if batch.keys.num_rows:
             rows = batch.asking
             query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-            attended[rows] = self._over_shards(query, self.store.seen(batch.keys))
-        if batch.gathered.num_rows:
+            (query,) = gather_rows(self.rows.asking, batch.asker_sizes, query)
+            attended[rows] = self._over_shards(query, self.store.seen(batch.keys), batch.asker_sizes)
+        if batch.gathered.num_keys:
             rows = batch.gathered.rows
             query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
-            attended[rows] = self._gathered(query, keys[rows], batch.gathered).to(x.dtype)
+            attended[rows] = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
         out: Tensor = self.out(attended)
         return out
 
-    def _over_shards(self, query: Tensor, seen: Seen) -> Tensor:
-        """[n, columns of this rank's slice]: attention over keys that stay on their ranks."""
-        attended = query.new_empty(len(query), self.slice.size)
+    def _over_shards(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
+        """Attention over keys that stay on their ranks.
+
+        Args:
+            query: [sum of asker_sizes, H / A, nope_dim + rope_dim], everybody's.
+            seen: what they see here.
+            asker_sizes: rows of each coordinate.
+
+        Returns:
+            [own rows, columns of this rank's slice].
+        """
+        own = self.rows.asking.rank
+        attended = query.new_empty(asker_sizes[own], self.slice.size)
+        borders = np.cumsum([0, *asker_sizes])
         sizes = np.diff(seen.index.row_starts)
         for way, chosen in (
             (self._absorbed, sizes < self.least_rows_to_expand),
@@ -137,8 +151,11 @@ class LatentAttention(nn.Module):
         ):
             if chosen.any():
                 places, index = seen.index.chosen(chosen)
-                rows = row_numbers(places, query.device)
-                attended[rows] = way(query[rows], replace(seen, index=index)).to(query.dtype)
+                ends = np.searchsorted(places, borders)
+                mine = row_numbers(places[ends[own] : ends[own + 1]] - borders[own], query.device)
+                asking = query[row_numbers(places, query.device)]
+                counts = tuple(np.diff(ends).tolist())
+                attended[mine] = way(asking, replace(seen, index=index), counts).to(query.dtype)
         return attended
 
     def _gathered(self, query: Tensor, keys: Tensor, plan: GatherPlan) -> Tensor:
@@ -147,29 +164,30 @@ class LatentAttention(nn.Module):
         values = self.own_heads.attend(query.to(new.dtype), new, plan).flatten(1)
         return values[:, self.inside.start : self.inside.stop]
 
-    def _absorbed(self, query: Tensor, seen: Seen) -> Tensor:
-        """[n, columns of this rank's slice]: attention of rows that ask the latents themselves."""
+    def _absorbed(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
+        """Attention of rows that ask the latents themselves; see `_over_shards`."""
         plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
         up_keys, up_values = self._up()
         asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
         partial, lse = self.kernel(
             asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
-        latents = self.exchange.start(partial, lse, self.latent_pieces).wait().to(query.dtype)
-        latents = latents.view(len(query), self.touched.size, self.mla.kv_lora_rank)
+        pieces = cut_pieces(asker_sizes, self.latent_slices)
+        latents = self.exchange.start(partial, lse, pieces).wait().to(query.dtype)
+        latents = latents.view(len(latents), self.touched.size, self.mla.kv_lora_rank)
         up_values = up_values[self.touched.start : self.touched.stop]
         values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
         return values[:, self.inside.start : self.inside.stop]
 
-    def _expanded(self, query: Tensor, seen: Seen) -> Tensor:
-        """[n, columns of this rank's slice]: attention of rows over keys and values made for them."""
+    def _expanded(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
+        """Attention of rows over keys and values made for them; see `_over_shards`."""
         query = query.to(seen.dtype)
         parts = [
             self._over_workspaces(query[rows], replace(seen, index=index))
             for rows, index in seen.index.each()
         ]
         partial, lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return self.exchange.start(partial, lse, self.pieces).wait()
+        return self.exchange.start(partial, lse, cut_pieces(asker_sizes, self.slices)).wait()
 
     def _over_workspaces(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partial attention of one sequence's rows.

@@ -10,6 +10,7 @@ Attention is split over A = T / (W / P) attention-TP ranks by head, and over the
 by sequence; a rank ends with its piece of the group's output, which is the input of its rows of `o`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import KvStore, Seen
 from kvspan.attention.prefill import OwnHeads
+from kvspan.attention.rows import cut_pieces, gather_rows
 from kvspan.comm.group import Piece
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import ColumnLinear, RowLinear
@@ -74,10 +76,11 @@ class DenseAttention(nn.Module):
         self.kv_heads = context.topology.kv_heads(context.rank, config.heads)
         width = self.query_heads.size * dim
 
-        slices = cuts(width, parts=context.dcp.size)
-        touched = [touched_heads(columns, dim) for columns in slices]
-        self.pieces = [Piece(slice(None), columns) for columns in slices]
-        self.piece, self.touched = slices[context.dcp.rank], touched[context.dcp.rank]
+        self.rows = context.row_groups
+        columns = self.rows.columns
+        self.slices = tuple(cuts(width, parts=columns.size))
+        touched = [touched_heads(its, dim) for its in self.slices]
+        self.piece, self.touched = self.slices[columns.rank], touched[columns.rank]
         self.queries = GroupQueries(
             context, num_heads=self.query_heads.size, head_dim=dim, touched=touched
         )
@@ -109,27 +112,30 @@ class DenseAttention(nn.Module):
         """[R, hidden_size] -> [R, hidden_size]."""
         projected, key, value = self._project(x)
         key = rotation.apply(self.k_norm(key))
+        key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
         attended = x.new_empty(len(x), self.piece.size)
         # The same on all ranks: an exchange without rows does not run.
         if batch.keys.num_rows:
             rows = batch.asking
             query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-            attended[rows] = self._over_shards(query, self.store.seen(batch.keys)).to(x.dtype)
-        if batch.gathered.num_rows:
-            rows = batch.gathered.rows
+            (query,) = gather_rows(self.rows.asking, batch.asker_sizes, query)
+            pieces = cut_pieces(batch.asker_sizes, self.slices)
+            attended[rows] = self._over_shards(query, self.store.seen(batch.keys), pieces).to(x.dtype)
+        if batch.gathered.num_keys:
+            rows, its = batch.gathered.rows, batch.gathered.keys
             query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
-            new = self.store.rounded(key[rows], value[rows])
+            new = self.store.rounded(key[its], value[its])
             values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
             start = self.piece.start - self.touched.start * self.config.head_dim
             attended[rows] = values[:, start : start + self.piece.size].to(x.dtype)
         out: Tensor = self.out(attended)
         return out
 
-    def _over_shards(self, query: Tensor, seen: Seen) -> Tensor:
+    def _over_shards(self, query: Tensor, seen: Seen, pieces: Sequence[Piece]) -> Tensor:
         """[n, columns of the piece]: attention over keys that stay on their ranks."""
         partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
-        return self.exchange.start(partial, lse, self.pieces).wait()
+        return self.exchange.start(partial, lse, pieces).wait()
 
     def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [1, h, t, D] for the touched heads, of what is cached [t, Hkv / A, 2 D]."""
@@ -142,7 +148,7 @@ class DenseAttention(nn.Module):
         query, key, value = torch.split(
             self.qkv(x), [self.queries.part.size, kv_width, kv_width], dim=-1
         )
-        dims = (len(x), -1, self.config.head_dim)
+        dims = (len(x), self.kv_heads.size, self.config.head_dim)
         return query, key.reshape(dims), value.reshape(dims)
 
     def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:

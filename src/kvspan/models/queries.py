@@ -24,17 +24,18 @@ class GroupQueries:
         context: the rank.
         num_heads: H / A, heads of the group.
         head_dim: elements of a query.
-        touched: for each rank of the group, the heads that its slice of the output touches.
+        touched: for each rank of `RowGroups.columns`, the heads that its slice of the output touches.
     """
 
     def __init__(
         self, context: RankContext, *, num_heads: int, head_dim: int, touched: Sequence[Span]
     ) -> None:
         self._num_heads, self._head_dim = num_heads, head_dim
-        self._group = solo() if context.replicate_q else context.dcp
+        columns = context.row_groups.columns
+        self._group = solo() if context.replicate_q else columns
         self._parts = cuts(num_heads * head_dim, parts=self._group.size)
         self.part = self._parts[self._group.rank]
-        self._touched = touched[context.dcp.rank]
+        self._touched = touched[columns.rank]
         # The same on all ranks, since it decides whether a collective runs.
         self._is_enough = all(
             part.start <= heads.start * head_dim and heads.stop * head_dim <= part.stop

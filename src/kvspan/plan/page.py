@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from kvspan.plan import show
 from kvspan.plan.replay import Simulated
 from kvspan.plan.search import Plan
-from kvspan.report.page import Page
-from kvspan.report.plot import Series, plot_svg
+from kvspan.report.page import Heading, Part, Plots, Text, page
+from kvspan.report.plots import Line, Plot
+from kvspan.report.table import TextTable
 
 
 def plan_page(plan: Plan, simulated: Sequence[Simulated]) -> str:
@@ -16,63 +17,63 @@ def plan_page(plan: Plan, simulated: Sequence[Simulated]) -> str:
         plan: what was found.
         simulated: layouts that were simulated; may be none.
     """
-    page = Page(f"{plan.model.name} on {plan.asked.gpus} x {plan.device.name}")
-    page.paragraph(show.question(plan))
-    for sentence in show.sentences(plan):
-        page.paragraph(sentence)
+    parts: list[Part] = [Text(show.question(plan)), *map(Text, show.sentences(plan))]
     if plan.planned:
-        _plots(page, plan)
-        page.heading("Each layout at its best number of users")
-        page.table(show.LAYOUT_HEADS, show.layout_rows(plan.planned))
         best = plan.planned[0]
-        page.heading(f"By users: {best.candidate.layout}")
-        page.table(show.POINT_HEADS, show.point_rows(best.points))
-        page.heading("Where a step that only decodes goes, in milliseconds")
-        page.table(("part", "ms"), show.parts_rows(best, plan))
+        parts += [
+            Plots((_front(plan), _by_users(plan))),
+            Heading("Each layout at its best number of users"),
+            TextTable("", show.LAYOUT_HEADS, show.layout_rows(plan.planned)),
+            Heading(f"By users: {best.candidate.layout}"),
+            TextTable("", show.POINT_HEADS, show.point_rows(best.points)),
+            Heading("Where a step that only decodes goes, in milliseconds"),
+            TextTable("", ("part", "ms"), show.parts_rows(best, plan)),
+        ]
     if simulated:
-        page.heading("Simulated")
-        page.table(show.SIMULATED_HEADS, show.simulated_rows(simulated))
+        table = TextTable("", show.SIMULATED_HEADS, show.simulated_rows(simulated))
+        parts += [Heading("Simulated"), table]
     if plan.refused:
-        page.heading("Refused")
-        page.table(("layout", "why"), [(r.layout, r.why) for r in plan.refused])
-    page.paragraph(f"Hardware: {plan.device.source}.")
-    return page.html()
+        table = TextTable("", ("layout", "why"), [(r.layout, r.why) for r in plan.refused])
+        parts += [Heading("Refused"), table]
+    parts.append(Text(f"Hardware: {plan.device.source}."))
+    return page(f"{plan.model.name} on {plan.asked.gpus} x {plan.device.name}", parts)
 
 
-def _plots(page: Page, plan: Plan) -> None:
-    """The Pareto front over all points, and throughput by users of the best layouts."""
-    shown = show.best_of_each(plan.planned)[:6]
+def _front(plan: Plan) -> Plot:
+    """The Pareto front over all points."""
     everyone = [point for planned in plan.planned for point in planned.points]
     front = sorted((point.tok_s_user, point.output_tok_s_gpu) for _, point in plan.front)
-    page.plot(
-        plot_svg(
-            [
-                Series(
-                    "all layouts",
-                    [p.tok_s_user for p in everyone],
-                    [p.output_tok_s_gpu for p in everyone],
-                    line=False,
-                ),
-                Series("Pareto front", [x for x, _ in front], [y for _, y in front]),
-            ],
-            title="Speed for users against throughput",
-            x_label="tokens/s for a user",
-            y_label="tokens of output/s/GPU",
-        )
+    return Plot(
+        title="Speed for users against throughput",
+        x_label="tokens/s for a user",
+        y_label="tokens of output/s/GPU",
+        lines=(
+            Line(
+                name="all layouts",
+                x=[p.tok_s_user for p in everyone],
+                y=[p.output_tok_s_gpu for p in everyone],
+                joined=False,
+                color=5,
+            ),
+            Line(name="Pareto front", x=[x for x, _ in front], y=[y for _, y in front]),
+        ),
     )
-    page.plot(
-        plot_svg(
-            [
-                Series(
-                    p.candidate.layout,
-                    [point.concurrency for point in p.points],
-                    [point.output_tok_s_gpu for point in p.points],
-                )
-                for p in shown
-            ],
-            title="Throughput by users",
-            x_label="users",
-            y_label="tokens of output/s/GPU",
-            log_x=True,
-        )
+
+
+def _by_users(plan: Plan) -> Plot:
+    """Throughput by users of the best layouts."""
+    return Plot(
+        title="Throughput by users",
+        x_label="users",
+        y_label="tokens of output/s/GPU",
+        lines=[
+            Line(
+                name=p.candidate.layout,
+                x=[point.concurrency for point in p.points],
+                y=[point.output_tok_s_gpu for point in p.points],
+                color=color,
+            )
+            for color, p in enumerate(show.best_of_each(plan.planned)[:6])
+        ],
+        log_x=True,
     )

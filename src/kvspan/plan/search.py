@@ -99,6 +99,7 @@ class Planned:
         candidate: which.
         cost: of its steps.
         capacity: of a replica.
+        room: requests that all replicas hold at once.
         points: by concurrency, ascending.
         best: of them by the goal, among those that meet what was asked; None = none does.
         missing: why kvspan cannot run it yet; None = it can.
@@ -107,6 +108,7 @@ class Planned:
     candidate: Candidate
     cost: StepCost
     capacity: Capacity
+    room: int
     points: tuple[Point, ...]
     best: Point | None
     missing: str | None
@@ -298,6 +300,7 @@ def _planned(
         candidate=candidate,
         cost=cost,
         capacity=capacity,
+        room=requests_with_room(capacity, load) * candidate.replicas,
         points=points,
         best=max(meeting, key=lambda p: _merit(asked.goal, p), default=None),
         missing=_missing(candidate),
@@ -327,8 +330,8 @@ def _sweep(asked: int | None, replicas: int, room: int, max_num_seqs: int) -> Se
     if asked is not None:
         return [-(-asked // replicas)]
     full = min(room, max_num_seqs)
-    powers = [1 << i for i in range(MAX_CONCURRENCY.bit_length()) if 1 << i <= 2 * full]
-    return sorted({*powers, max(full, 1)})
+    steps = (n << i for i in range(MAX_CONCURRENCY.bit_length()) for n in (2, 3))
+    return sorted({1, max(full, 1), *(n for n in steps if n <= 2 * full)})
 
 
 def _missing(candidate: Candidate) -> str | None:

@@ -191,6 +191,7 @@ def _json_layout(p: Planned) -> dict[str, Any]:
         "kv_budget_bytes_per_gpu": c.kv_budget_bytes,
         "kv_bytes_per_token_per_gpu": c.kv_bytes_per_token,
         "kv_capacity_tokens": _tokens(p),
+        "kv_capacity_requests": p.room,
         "hit_unit_tokens": c.hit_unit,
         "best": None if p.best is None else _json_point(p.best),
         "points": [_json_point(point) for point in p.points],
@@ -223,8 +224,8 @@ def _best(plan: Plan, best: Planned) -> str:
     flags = f"{best.candidate.layout} {best.candidate.choices}".strip()
     yet = f" (kvspan cannot run it yet: {best.missing})" if best.missing else ""
     return (
-        f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a second "
-        f"and GPU for {point.concurrency:,} users.{yet}"
+        f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a "
+        f"second and GPU for {point.concurrency:,} users.{yet}"
     )
 
 
@@ -235,16 +236,12 @@ def _layout_row(p: Planned) -> list[str]:
         format_bytes(p.capacity.weight_bytes),
         f"{p.capacity.kv_bytes_per_token:,.0f}",
         f"{_tokens(p):,}",
+        f"{p.room:,}",
+        f"{p.capacity.hit_unit}",
     ]
     if p.best is None:
-        return [*head, "", f"{p.capacity.hit_unit}", "none meets", *[""] * 5]
-    return [
-        *head,
-        f"{p.best.steady.running * p.candidate.replicas:,}",
-        f"{p.capacity.hit_unit}",
-        f"{p.best.concurrency:,}",
-        *_times(p.best),
-    ]
+        return [*head, "none meets", *[""] * 5]
+    return [*head, f"{p.best.concurrency:,}", *_times(p.best)]
 
 
 def _times(p: Point) -> list[str]:

@@ -56,7 +56,7 @@ class SimulatedRanks:
         work = StepWork.of(
             [(row.start, row.num_tokens) for row in step.rows],
             num_sampled=sum(row.sample for row in step.rows),
-            expand_from=self.cost.expand_from,
+            ways=self.cost.ways,
         )
         self._clock.advance(self.cost.step_s(work))
         sampled = tuple(Sampled(row.request_id, 0 if row.sample else None) for row in step.rows)
@@ -221,7 +221,7 @@ class Simulation:
                 self._next_of(asking.pop(request_id), asking)
                 if request_id in first:
                     first.remove(request_id)
-                    if not first:
+                    if not first and asking and self._replay.num_served < num_requests:
                         self._replay.begin(self.clock.now_s())
         return self._result()
 

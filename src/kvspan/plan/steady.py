@@ -119,16 +119,14 @@ def _chunk_s(cost: StepCost, hits: int, computed: int, chunk: float) -> float:
     """Seconds by which a chunk of prompts makes a step longer."""
     prompts = max(chunk / computed, 1.0)
     tokens = chunk / prompts  # of each prompt in the step
-    keys, pairs = prompts * (hits + (computed + tokens) / 2), chunk * (hits + computed / 2)
-    is_expanded = tokens >= cost.expand_from
+    start, num_tokens = hits + (computed - tokens) / 2, tokens
+    special = cost.ways.of([(start, num_tokens)])
     work = StepWork(
         num_tokens=chunk,
         num_sampled=prompts,
-        keys=keys,
-        pairs=pairs,
-        expanded_tokens=chunk * is_expanded,
-        expanded_keys=keys * is_expanded,
-        expanded_pairs=pairs * is_expanded,
+        keys=prompts * (start + num_tokens),
+        pairs=chunk * (start + num_tokens / 2),
+        **{name: prompts * value for name, value in special.items()},
     )
     nothing = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0)
     return max(cost.step_s(work) - cost.step_s(nothing), 0.0)

@@ -1,48 +1,108 @@
-"""One HTML file that needs no other: headings, sentences, tables, plots. Knows not what they say."""
+"""One HTML file that needs nothing else: text, tables and drawings, in light and in dark."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
+
+from kvspan.errors import ConfigError
+from kvspan.report.plots import Plot, svg
+from kvspan.report.table import TextTable
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid #ddd; text-align: right; }
-th:first-child, td:first-child { text-align: left; font-family: ui-monospace, monospace; }
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.table { overflow-x: auto; }
+.plots { display: flex; flex-wrap: wrap; gap: 1rem; }
+.plots > * { background: #fff; border-radius: 6px; flex: 1 1 26rem; max-width: 40rem; }
+.plots svg { width: 100%; height: auto; }
+code, pre { background: #8882; border-radius: 4px; padding: .1rem .3rem; overflow-x: auto; }
 """
 
 
-class Page:
-    """A page that grows downwards.
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines as they are, e.g. the command that made the page."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """Opens a section."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Drawings side by side, as far as there is room."""
+
+    plots: Sequence[Plot]
+
+
+Part = Text | Code | Heading | Plots | TextTable
+
+
+def page(title: str, parts: Sequence[Part]) -> str:
+    """The page's HTML.
 
     Args:
         title: of the page.
+        parts: in order.
     """
+    body = "\n".join(map(_html, parts))
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{escape(title)}</h1>\n{body}\n</body>\n</html>\n"
+    )
 
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._parts = [f"<h1>{escape(title)}</h1>"]
 
-    def heading(self, text: str) -> None:
-        """A heading."""
-        self._parts.append(f"<h2>{escape(text)}</h2>")
+def write_text(text: str, path: Path) -> None:
+    """Writes a report's file.
 
-    def paragraph(self, text: str) -> None:
-        """A sentence or several."""
-        self._parts.append(f"<p>{escape(text)}</p>")
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"The report {path} cannot be written: {error.strerror}.") from None
 
-    def table(self, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table, its first column to the left."""
-        head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows
-        )
-        self._parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
 
-    def plot(self, svg: str) -> None:
-        """A plot, as `report.plot` makes them."""
-        self._parts.append(f"<figure>{svg}</figure>")
+def _html(part: Part) -> str:
+    match part:
+        case Text(text):
+            return f"<p>{escape(text)}</p>"
+        case Code(text):
+            return f"<pre>{escape(text)}</pre>"
+        case Heading(text):
+            return f"<h2>{escape(text)}</h2>"
+        case Plots(plots):
+            drawn = "\n".join(f"<figure>{svg(plot)}</figure>" for plot in plots)
+            return f'<div class="plots">\n{drawn}\n</div>'
+        case TextTable():
+            return _table(part)
 
-    def html(self) -> str:
-        """The file."""
-        head = f'<meta charset="utf-8"><title>{escape(self._title)}</title><style>{_STYLE}</style>'
-        return f"<!doctype html><html><head>{head}</head><body>{''.join(self._parts)}</body></html>\n"
+
+def _table(table: TextTable) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+    rows = "\n".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
+    )
+    caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
+    content = f"{caption}<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
+    return f'<div class="table"><table>{content}</table></div>'

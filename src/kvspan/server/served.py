@@ -108,7 +108,7 @@ class Served:
             )
         load = self.llm.health.load
         waiting = max(self.llm.num_unfinished - load.num_running, 0)
-        room = self.config.max_queue + max(self.llm.resolved.max_num_seqs - load.num_running, 0)
+        room = self.config.max_queue + max(self.llm.num_places - load.num_running, 0)
         if waiting + num_outputs > room:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
@@ -121,7 +121,7 @@ class Served:
     @property
     def retry_after_s(self) -> int:
         """Seconds in which a place may well be free."""
-        return max(1, math.ceil(self.llm.num_unfinished / self.llm.resolved.max_num_seqs))
+        return max(1, math.ceil(self.llm.num_unfinished / self.llm.num_places))
 
 
 class _NoBytes:

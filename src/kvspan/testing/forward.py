@@ -11,6 +11,7 @@ from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
@@ -27,6 +28,8 @@ from kvspan.step import NewRequest, Row, Step, pack_tokens
 from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
+from kvspan.worker.output import restored
+from kvspan.worker.share import Shares
 
 BLOCKS_PER_POOL = 256
 
@@ -46,6 +49,7 @@ class ForwardCase:
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
         workspace_tokens: cached tokens that are gathered or expanded at once.
+        least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
         prefill_strategy: what travels for cached context.
     """
 
@@ -59,13 +63,15 @@ class ForwardCase:
     dtype: torch.dtype = torch.float32
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
+    least_tokens_to_split: int = 1
     prefill_strategy: str = FEWEST_BYTES
 
     def __str__(self) -> str:
         t = self.topology
         query = "replicate" if self.replicate_q else "gather"
         chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
-        placement = f"T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
+        rows = f"P{t.pcp_size}-" if t.pcp_size > 1 else ""
+        placement = f"{rows}T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
         experts = "-ep" if self.expert_parallel else ""
         return f"{placement}-{self.exchange}-{query}{experts}{chunk}-{self.prefill_strategy}"
 
@@ -83,7 +89,7 @@ class Forward:
 
     Args:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
-        calls: for each rank its collectives, group by group, in order.
+        calls: for each rank its collectives, group by group, in order; a group of one makes none.
         dcp_calls: those of its DCP group.
     """
 
@@ -104,17 +110,20 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
         case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
     )
     logits, _ = results[0]
-    calls = [[call for group in groups for call in group.calls] for _, groups in results]
-    return Forward(logits, calls, [dcp.calls for _, (_, dcp) in results])
+    calls = [[c for group in groups if group.size > 1 for c in group.calls] for _, groups in results]
+    return Forward(logits, calls, [groups[1].calls for _, groups in results])
 
 
 def _rank(
     world: LocalWorld, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
 ) -> tuple[list[Tensor], list[CountingGroup]]:
-    """Logits of each sequence, and the TP and the DCP group."""
+    """Logits of each sequence, and the groups: TP, DCP, and those of rows."""
     torch.set_num_threads(1)
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
+    tp = counting.group(case.topology.tp_groups())
+    dcp = counting.group(case.topology.dcp_groups())
+    row_groups = RowGroups.of(counting, case.topology, dcp)
     cpu = torch.device("cpu")
     dims = config.head_dims
     kv_dtype = case.kv_dtype or case.dtype
@@ -127,8 +136,9 @@ def _rank(
         RankContext(
             topology=case.topology,
             rank=world.rank,
-            tp=counting.group(case.topology.tp_groups()),
-            dcp=counting.group(case.topology.dcp_groups()),
+            tp=tp,
+            dcp=dcp,
+            row_groups=row_groups,
             exchange=case.exchange,
             replicate_q=case.replicate_q,
             expert_parallel=case.expert_parallel,
@@ -170,9 +180,13 @@ def _rank(
     with torch.inference_mode():
         for step in _steps(sequences, case):
             mirrors.learn(step)
-            batch = build_batch(step.rows, mirrors, rule=rule, workspace=workspace)
-            logits = model.logits(model.forward(batch))
+            least = case.least_tokens_to_split
+            shares = Shares.of(step.rows, case.topology, world.rank, least_tokens=least)
+            batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
+            places, everything = shares.places(step.rows), np.ones(ends[-1], np.bool_)
+            hidden = restored(model.forward(batch), places, everything, row_groups.pcp)
+            logits = model.logits(hidden)
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvspan.cache.manager import round_robin
+from kvspan.cache.placement import Placed, round_robin
 from kvspan.comm.local import LocalWorld
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
@@ -89,7 +89,7 @@ def _units(resolved: Resolved, num_blocks: int, num_tokens: int) -> tuple[int, .
     """Round the pools, the blocks of each from its last one on."""
     layout = resolved.cache_layout
     num_units = layout.num_units(num_tokens)
-    pools = round_robin([num_blocks] * layout.num_pools, num_units=num_units, after=None)
+    pools = round_robin([num_blocks] * layout.num_pools, num_units=num_units, placed=Placed())
     left = [num_blocks] * layout.num_pools
     units = []
     for pool in pools:

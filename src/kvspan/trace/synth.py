@@ -29,7 +29,7 @@ class Profile:
         turn_growth: tokens by which a turn's prompt exceeds the last one's, at the most ...
         turn_growth_share: ... or, for long prompts, this share of itself.
         turn_gap_s: seconds between turns of a session, on average.
-        shared_blocks: blocks that all sessions begin with: system prompt and tools.
+        shared_blocks: blocks that all but the shortest sessions begin with: system prompt and tools.
         source: where the figures are from.
     """
 
@@ -136,9 +136,14 @@ class _Ids:
     def of(self, session: _Session, turn: int) -> tuple[int, ...]:
         """The ids of a turn's blocks. A partial one is its own: the next turn goes on differently."""
         whole, rest = divmod(session.inputs[turn], BLOCK_TOKENS)
-        keys = [(0 if block < self._shared_blocks else id(session), block, 0) for block in range(whole)]
+        keys = [(self._owner(session, block), block, 0) for block in range(whole)]
         keys += [(id(session), whole, turn + 1)] if rest else []
         return tuple(self._known.setdefault(key, len(self._known)) for key in keys)
+
+    def _owner(self, session: _Session, block: int) -> int:
+        """Whose block it is; 0 = everybody's. Sessions that begin with less than that share nothing."""
+        shares = session.inputs[0] >= (self._shared_blocks + 1) * BLOCK_TOKENS
+        return 0 if shares and block < self._shared_blocks else id(session)
 
 
 def _input_lengths(profile: Profile, num_rows: int, rng: Generator) -> list[int]:

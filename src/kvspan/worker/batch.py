@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
-from kvspan.attention.prefill import Context, GatherPlan, Workspace, row_numbers
+from kvspan.attention.prefill import Asking, Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import RankTable
@@ -21,6 +21,7 @@ from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
+from kvspan.worker.share import Part, Shares
 
 T = TypeVar("T")
 
@@ -77,75 +78,85 @@ class Mirrors:
 
 
 def build_batch(
-    rows: Sequence[Row], mirrors: Mirrors, *, rule: PrefillRule, workspace: Workspace
+    rows: Sequence[Row], shares: Shares, mirrors: Mirrors, *, rule: PrefillRule, workspace: Workspace
 ) -> Batch:
     """The tensors of a step's rows on this rank.
 
     Args:
         rows: of the step.
+        shares: how they are dealt out to PCP coordinates.
         mirrors: of their requests.
         rule: which of them have their keys gathered.
         workspace: what keys are gathered in.
     """
-    device = workspace.device
-    spans = [np.arange(row.start, row.start + row.num_tokens) for row in rows]
-    known = [mirrors[row.request_id] for row in rows]
+    device, own = workspace.device, shares.own_parts
     sizes = np.array([row.num_tokens for row in rows], np.int64)
     starts = np.array([row.start for row in rows], np.int64)
     gathered = rule.gathers(sizes, starts)
-    is_gathered = np.repeat(gathered, sizes)  # [R]
+    asking = [[p for p in shares.by_coordinate[c] if not gathered[p.row]] for c in shares.asking]
+    is_gathered = np.repeat([gathered[p.row] for p in own], [p.num_tokens for p in own]).astype(bool)
     return Batch(
         token_ids=_tensor(
-            [
-                m.tokens.values[r.start : r.start + r.num_tokens]
-                for m, r in zip(known, rows, strict=True)
-            ],
-            device,
+            [mirrors[p.request_id].tokens.values[p.start : p.start + p.num_tokens] for p in own], device
         ),
-        positions=_tensor(spans, device),
-        writes=_writes(rows, known, block_size=workspace.block_size, device=device),
+        positions=_tensor([part.span for part in own], device),
+        row_sizes=shares.sizes,
+        writes=_writes(shares.all_parts, mirrors, block_size=workspace.block_size, device=device),
         asking=row_numbers(np.flatnonzero(~is_gathered), device),
-        keys=_keys(_chosen(known, ~gathered), _chosen(spans, ~gathered), device),
-        gathered=_plan(_chosen(known, gathered), _chosen(rows, gathered), is_gathered, workspace),
+        asker_sizes=tuple(sum(p.num_tokens for p in parts) for parts in asking),
+        keys=_keys([p for parts in asking for p in parts], mirrors, device),
+        gathered=_plan(rows, gathered, shares, mirrors, is_gathered, workspace),
     )
 
 
-def _keys(
-    known: Sequence[RequestMirror], spans: Sequence[NDArray[np.int64]], device: torch.device
-) -> KeyIndex:
+def _keys(parts: Sequence[Part], mirrors: Mirrors, device: torch.device) -> KeyIndex:
     """What rows see of this rank's keys: the positions up to their own."""
-    last = _joined([m.table.local_bounds(span + 1) for m, span in zip(known, spans, strict=True)])
+    tables = [mirrors[p.request_id].table for p in parts]
+    last = _joined([t.local_bounds(p.span + 1) for t, p in zip(tables, parts, strict=True)])
     return KeyIndex(
-        row_starts=tuple(np.cumsum([0, *map(len, spans)]).tolist()),
-        tables=tuple(_tensor([m.table.blocks], device) for m in known),
+        row_starts=tuple(np.cumsum([0, *(p.num_tokens for p in parts)]).tolist()),
+        tables=tuple(_tensor([table.blocks], device) for table in tables),
         first=np.zeros_like(last),
         last=last,
     )
 
 
 def _plan(
-    known: Sequence[RequestMirror],
     rows: Sequence[Row],
+    gathered: NDArray[np.bool_],
+    shares: Shares,
+    mirrors: Mirrors,
     is_gathered: NDArray[np.bool_],
     workspace: Workspace,
 ) -> GatherPlan:
-    contexts = [
-        Context(m.table.blocks, m.table.shares(row.start)) for m, row in zip(known, rows, strict=True)
+    """What the rows see whose keys come to them, in the order of their sequences."""
+    its = [row for row, is_one in zip(rows, gathered, strict=True) if is_one]
+    tables = [mirrors[row.request_id].table for row in its]
+    number = np.cumsum(gathered) - 1  # of a row, among those that are gathered
+    asking = [
+        Asking(int(number[p.row]), p.start - rows[p.row].start, p.num_tokens)
+        for p in shares.own_parts
+        if gathered[p.row]
     ]
-    numbers = row_numbers(np.flatnonzero(is_gathered), workspace.device)
-    return workspace.plan(numbers, [row.num_tokens for row in rows], contexts)
-
-
-def _chosen(items: Sequence[T], which: NDArray[np.bool_]) -> list[T]:
-    return [item for item, is_one in zip(items, which, strict=True) if is_one]
-
-
-def _writes(
-    rows: Sequence[Row], known: Sequence[RequestMirror], *, block_size: int, device: torch.device
-) -> Writes:
-    slots = _joined(
-        [m.table.slots(r.start, r.start + r.num_tokens) for m, r in zip(known, rows, strict=True)]
+    places = np.concatenate(shares.places(rows))  # of a key, among the rows of the step
+    of_key = np.argsort(places)[np.repeat(gathered, [row.num_tokens for row in rows])]
+    return workspace.plan(
+        row_numbers(np.flatnonzero(is_gathered), workspace.device),
+        _in_order(of_key, workspace.device),
+        asking=asking,
+        sizes=[row.num_tokens for row in its],
+        contexts=[Context(t.blocks, t.shares(row.start)) for t, row in zip(tables, its, strict=True)],
     )
+
+
+def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:
+    """Numbers in any order, to index with: a slice if they count up."""
+    counts_up = bool((np.diff(numbers) == 1).all())
+    return row_numbers(numbers, device) if counts_up else torch.from_numpy(numbers).to(device)
+
+
+def _writes(parts: Sequence[Part], mirrors: Mirrors, *, block_size: int, device: torch.device) -> Writes:
+    slots = _joined([mirrors[p.request_id].table.slots(p.start, p.start + p.num_tokens) for p in parts])
     mine = np.flatnonzero(slots != NO_SLOT)
     blocks, offsets = np.divmod(slots[mine], block_size)
     return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))

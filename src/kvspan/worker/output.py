@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kvspan.attention.rows import gather_rows
+from kvspan.comm.group import Group
 from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
@@ -27,6 +30,7 @@ class Outputs:
         sampler: chooses tokens.
         eos_token_ids: tokens that end a text.
         is_speaker: whether this rank reports; the others only help to make logits.
+        sees_logits: whether it helps: one PCP coordinate does, which the speaker is of.
         recorder: notes the time that logits take.
     """
 
@@ -37,10 +41,23 @@ class Outputs:
         *,
         eos_token_ids: Sequence[int],
         is_speaker: bool,
+        sees_logits: bool,
         recorder: Recorder,
     ) -> None:
         self._model, self._sampler, self._recorder = model, sampler, recorder
-        self._eos_token_ids, self._is_speaker = eos_token_ids, is_speaker
+        self._eos_token_ids = eos_token_ids
+        self._is_speaker, self._sees_logits = is_speaker, sees_logits
+
+    @staticmethod
+    def wanted(rows: Sequence[Row], mirrors: Mirrors) -> NDArray[np.bool_]:
+        """[R], of which rows of the step the hidden states are looked at."""
+        ends = np.cumsum([row.num_tokens for row in rows])
+        wanted = np.zeros(ends[-1], np.bool_)
+        for row, end in zip(rows, ends, strict=True):
+            wanted[end - 1] = row.sample
+            if mirrors[row.request_id].params.prompt_logprobs is not None:
+                wanted[end - row.num_tokens : end] = True
+        return wanted
 
     def of(self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor) -> tuple[Sampled, ...]:
         """One entry a row on the speaker, nothing elsewhere.
@@ -48,8 +65,10 @@ class Outputs:
         Args:
             rows: the step's rows.
             mirrors: what is known of their requests.
-            hidden: [R, hidden_size], the final hidden states of all rows.
+            hidden: [R, hidden_size], the final hidden states, of those rows at least that are `wanted`.
         """
+        if not self._sees_logits:
+            return ()
         starts = np.cumsum([0, *(row.num_tokens for row in rows)])
         prompts = [
             self._prompt(row, mirrors[row.request_id], hidden[a:])
@@ -100,6 +119,28 @@ class Outputs:
             eos_token_ids=self._eos_token_ids,
             allowed=row.allowed,
         )
+
+
+def restored(
+    hidden: Tensor, places: Sequence[NDArray[np.int64]], wanted: NDArray[np.bool_], pcp: Group
+) -> Tensor:
+    """Hidden states in the order of the step, on every PCP coordinate.
+
+    Args:
+        hidden: [n, hidden_size], of this coordinate's rows.
+        places: for each coordinate, which rows of the step its rows are.
+        wanted: [R], which are needed; the others are not sent.
+        pcp: who has them.
+
+    Returns:
+        [R, hidden_size]; undefined where nothing is wanted.
+    """
+    mine = torch.from_numpy(np.flatnonzero(wanted[places[pcp.rank]])).to(hidden.device)
+    there = [place[wanted[place]] for place in places]
+    (gathered,) = gather_rows(pcp, [len(each) for each in there], hidden[mine])
+    whole = hidden.new_empty(len(wanted), hidden.shape[1])
+    whole[torch.from_numpy(np.concatenate(there)).to(hidden.device)] = gathered
+    return whole
 
 
 def _joined(row: Row, sampled: Sampled | None, prompt: tuple[tuple[TokenLogprob, ...], ...]) -> Sampled:

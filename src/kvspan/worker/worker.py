@@ -13,11 +13,13 @@ from kvspan.attention.backends.registry import choose_kernel
 from kvspan.attention.contract import Need
 from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
+from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
 from kvspan.cost.prefill import PrefillRule
+from kvspan.cost.rows import least_tokens_to_split
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
@@ -27,7 +29,8 @@ from kvspan.sampling.sampler import Sampler
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
-from kvspan.worker.output import Outputs
+from kvspan.worker.output import Outputs, restored
+from kvspan.worker.share import Shares
 from kvspan.worker.watch import Recorder, watch_layers, watched_context
 
 
@@ -45,6 +48,7 @@ class Worker:
         self._device = rank_device(resolved.device, world.rank)
         self._recorder = Recorder()
         context = _context(resolved, world, self._device)
+        self._row_groups = context.row_groups
         if watched:
             context = watched_context(context, self._recorder)
         self._model = build_model(resolved.model_config, context)
@@ -55,6 +59,7 @@ class Worker:
             Sampler(),
             eos_token_ids=resolved.model_config.eos_token_ids,
             is_speaker=world.rank == 0,
+            sees_logits=resolved.topology.pcp_rank(world.rank) == 0,
             recorder=self._recorder,
         )
         self._new_table: Callable[[], RankTable] = self._no_table
@@ -122,7 +127,8 @@ class Worker:
     def prepare(self, step: Step) -> Batch:
         """Takes in what a step tells of requests, and makes the tensors of its rows."""
         self._mirrors.learn(step)
-        return build_batch(step.rows, self._mirrors, rule=self._rule, workspace=self._workspace)
+        shares = self._shares(step)
+        return build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
@@ -145,8 +151,16 @@ class Worker:
         with self._recorder.span("forward"):
             hidden = self._model.forward(batch)
         with self._recorder.span("sample"):
+            wanted = self._outputs.wanted(step.rows, self._mirrors)
+            pcp = self._row_groups.pcp
+            hidden = restored(hidden, self._shares(step).places(step.rows), wanted, pcp)
             sampled = self._outputs.of(step.rows, self._mirrors, hidden)
         return StepResult(step.step_id, sampled)
+
+    def _shares(self, step: Step) -> Shares:
+        topology = self._resolved.topology
+        least = least_tokens_to_split(topology.pcp_size)
+        return Shares.of(step.rows, topology, self._rank, least_tokens=least)
 
     @staticmethod
     def _no_table() -> RankTable:
@@ -161,11 +175,13 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         Need(device=device.type, dtype=seen, head_dim=key, value_dim=value)
         for key, value in dims.of_kernels
     ]
+    tp, dcp = world.group(topology.tp_groups()), world.group(topology.dcp_groups())
     return RankContext(
         topology=topology,
         rank=world.rank,
-        tp=world.group(topology.tp_groups()),
-        dcp=world.group(topology.dcp_groups()),
+        tp=tp,
+        dcp=dcp,
+        row_groups=RowGroups.of(world, topology, dcp),
         exchange=resolved.exchange,
         replicate_q=resolved.replicate_q,
         expert_parallel=resolved.expert_parallel,

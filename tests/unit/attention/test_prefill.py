@@ -1,5 +1,7 @@
 """Plans of gathered keys: each key once, sequence by sequence, in no more than a workspace."""
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvspan.attention.merge import Merged, merge_shards
-from kvspan.attention.prefill import Context, GatherPlan, Sees, Workspace, row_numbers
+from kvspan.attention.prefill import Asking, Context, GatherPlan, Sees, Workspace, row_numbers
 from kvspan.cache.table import RankTable
 from kvspan.layout import CacheLayout
 
@@ -25,7 +27,12 @@ class Placed:
     sequences: list[tuple[int, int]]
     tables: list[list[RankTable]]  # by rank, then by sequence
 
-    def plan(self, rank: int, workspace: int) -> GatherPlan:
+    @property
+    def everything(self) -> list[Asking]:
+        """The rows of all sequences, as one rank asks that works on all of them."""
+        return [Asking(s, 0, new) for s, (_, new) in enumerate(self.sequences)]
+
+    def plan(self, rank: int, workspace: int, asking: Sequence[Asking] | None = None) -> GatherPlan:
         made = Workspace(
             tokens=workspace,
             dcp_rank=rank,
@@ -38,7 +45,9 @@ class Placed:
             for table, (cached, _) in zip(self.tables[rank], self.sequences, strict=True)
         ]
         sizes = [new for _, new in self.sequences]
-        return made.plan(slice(0, sum(sizes)), sizes, contexts)
+        asking = self.everything if asking is None else asking
+        rows, keys = slice(0, sum(a.num_rows for a in asking)), slice(0, sum(sizes))
+        return made.plan(rows, keys, asking=asking, sizes=sizes, contexts=contexts)
 
     def held(self, rank: int) -> dict[int, tuple[int, int]]:
         """Slot -> (sequence, position) of what a rank has cached."""
@@ -79,7 +88,7 @@ def placements(draw: st.DrawFn) -> tuple[Placed, int]:
 
 def seen_by_rows(plan: list[GatherPlan], where: Placed) -> list[list[tuple[int, int]]]:
     """For each gathered row, the (sequence, position) of each key it sees, as all ranks do the plan."""
-    num_rows = plan[0].num_rows
+    num_rows = plan[0].rows.stop
     seen: list[list[tuple[int, int]]] = [[] for _ in range(num_rows)]
 
     def look(sees: Sees, keys: list[tuple[int, int]]) -> None:
@@ -112,6 +121,26 @@ def test_each_row_sees_each_key_of_its_sequence_up_to_itself_once(made: tuple[Pl
     for s, (cached, new) in enumerate(where.sequences):
         for i in range(new):
             assert sorted(seen[row]) == [(s, position) for position in range(cached + i + 1)]
+            row += 1
+
+
+@given(placements(), st.data())
+def test_some_of_the_rows_see_the_same(made: tuple[Placed, int], data: st.DataObject) -> None:
+    """As a rank asks that works on some chunks of some sequences; all ranks gather the same."""
+    where, workspace = made
+    asking = []
+    for s, (_, new) in enumerate(where.sequences):
+        cuts = sorted(data.draw(st.sets(st.integers(0, new), max_size=3)))
+        chunks = [Asking(s, a, b - a) for a, b in itertools.pairwise(cuts)]
+        asking += chunks[:: data.draw(st.integers(1, 2))]
+    plans = [
+        where.plan(rank, workspace, asking if rank == 0 else []) for rank in range(where.layout.dcp_size)
+    ]
+    seen, row = seen_by_rows(plans, where), 0
+    for a in asking:
+        for i in range(a.offset, a.offset + a.num_rows):
+            last = where.sequences[a.sequence][0] + i
+            assert sorted(seen[row]) == [(a.sequence, position) for position in range(last + 1)]
             row += 1
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvspan.cache.manager import Allocation, CacheManager, round_robin
+from kvspan.cache.manager import Allocation, CacheManager
 from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.layout import CacheLayout
 
@@ -198,32 +198,6 @@ def test_growth_goes_on_round_the_ranks_after_a_hit() -> None:
     assert [unit // 8 for unit in second.units] == [0, 1, 2]
     assert desk.cache.grow(request_id, num_tokens=20)
     assert [unit // 8 for unit in second.units] == [0, 1, 2, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("num_free", "num_units", "after", "pools"),
-    [
-        ([2, 5, 3], 4, None, [1, 2, 0, 1]),
-        ([5, 5, 5], 3, None, [0, 1, 2]),
-        ([2, 0, 3], 4, 0, [2, 0, 2, 0]),
-        ([0, 0, 3], 3, 2, [2, 2, 2]),
-        ([4], 2, None, [0, 0]),
-        ([1, 1], 0, None, []),
-    ],
-)
-def test_round_robin_starts_where_there_is_most_and_passes_over_the_full(
-    num_free: list[int], num_units: int, after: int | None, pools: list[int]
-) -> None:
-    assert round_robin(num_free, num_units=num_units, after=after) == pools
-
-
-@given(num_free=st.lists(st.integers(0, 9), min_size=1, max_size=8), data=st.data())
-def test_round_robin_takes_no_more_than_there_is(num_free: list[int], data: st.DataObject) -> None:
-    num_units = data.draw(st.integers(0, sum(num_free)))
-    after = data.draw(st.none() | st.integers(0, len(num_free) - 1))
-    pools = round_robin(num_free, num_units=num_units, after=after)
-    assert len(pools) == num_units
-    assert all(pools.count(pool) <= free for pool, free in enumerate(num_free))
 
 
 @pytest.mark.parametrize(

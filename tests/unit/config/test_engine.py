@@ -82,7 +82,6 @@ def test_values(name: str, given: Any, kept: object) -> None:
         ({"decode_context_parallel_size": 10**9}, ["--decode-context-parallel-size 1000000000", "1024"]),
         ({"prefill_context_parallel_size": 2}, ["2 is refused", "--decode-context-parallel-size"]),
         ({"prefill_context_parallel_size": 0}, ["0 is not", "at least 1"]),
-        ({"data_parallel_size": 2}, ["--data-parallel-size 2 is refused", "several instances"]),
         ({"pipeline_parallel_size": 3}, ["--pipeline-parallel-size 3", "--tensor-parallel-size"]),
         ({"block_size": 12}, ["--block-size 12", "multiple of 8"]),
         ({"block_size": 0}, ["--block-size 0", "from 8"]),

@@ -11,7 +11,7 @@ import pytest
 from kvspan.errors import EngineDeadError
 from kvspan.executor.multiprocess import MultiprocessExecutor
 from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Step
+from kvspan.step import Fill, NewRequest, Row, Step
 from kvspan.testing.toy_worker import Toy
 
 pytestmark = pytest.mark.timeout(30)
@@ -51,6 +51,22 @@ def test_ranks_start_obey_and_end(world_size: int) -> None:
 
     executor.shutdown()
     assert not any(map(psutil.pid_exists, pids))
+
+
+def test_what_measures_reaches_every_rank_between_two_steps() -> None:
+    executor = toys(3)
+    executor.start()
+    executor.submit(step(0, 1))
+    executor.collect()
+    executor.fill(Fill((1, 2), 20, seed=3))
+    assert [[span.name for span in rank] for rank in executor.watch(True)] == [
+        ["0 True"],
+        ["1 True"],
+        ["2 True"],
+    ]
+    executor.submit(step(1, 1))
+    assert executor.collect().step_id == 1
+    executor.shutdown()
 
 
 def test_a_rank_has_the_threads_it_was_given_and_leaves_ctrl_c_to_the_driver() -> None:

@@ -1,8 +1,8 @@
 """The simulator is the engine: same steps and hits as with tokens, at real scale in seconds."""
 
-import itertools
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -136,7 +136,7 @@ def test_agents_extend_their_prompts_and_share_what_their_group_does() -> None:
     again = [[next(user) for _ in range(12)] for user in agents.users(3)]
     assert taken == again
     for mine in taken:
-        for before, after in itertools.pairwise(mine):
+        for before, after in pairwise(mine):
             if after.input_length == before.input_length + 700:
                 kept = before.input_length // BLOCK_TOKENS
                 assert after.hash_ids[:kept] == before.hash_ids[:kept]

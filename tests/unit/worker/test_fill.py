@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kvspan.attention.kv_store import CacheFormat, CacheStore, KvStore, LatentStore
-from kvspan.cache.manager import round_robin
+from kvspan.cache.placement import Placed, round_robin
 from kvspan.cache.table import RankTable
 from kvspan.config.model import ModelConfig, parse_model_config
 from kvspan.layout import NO_SLOT, CacheLayout
@@ -36,7 +36,7 @@ def contents(
     config = parse_model_config(TINY[name], where="tiny")
     layout = CacheLayout(block_size=8, dcp_size=topology.dcp_size, interleave=interleave)
     num_units = layout.num_units(NUM_TOKENS)
-    pools = round_robin([BLOCKS] * layout.num_pools, num_units=num_units, after=None)
+    pools = round_robin([BLOCKS] * layout.num_pools, num_units=num_units, placed=Placed())
     next_block = iter(np.random.default_rng(3).permutation(BLOCKS).tolist())
     units = [pool * BLOCKS + next(next_block) for pool in pools]  # in no order
     found: dict[tuple[int, int, int], list[torch.Tensor]] = {}

@@ -1,0 +1,98 @@
+"""Rows spread over PCP coordinates give one rank's logits, with equal collective calls on every rank."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvspan.config.model import parse_model_config
+from kvspan.errors import LayoutError
+from kvspan.loading.resolve import resolve
+from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.tiny import KIMI, TINY
+from kvspan.testing.tolerance import assert_within
+from kvspan.topology import Topology, check_layout
+from tests.conftest import SEED
+
+CONFIGS = {**TINY, "kimi": KIMI}
+MODELS = ("llama-gqa-9x3", "qwen3", "deepseek-v3", "deepseek-v2-lite", "qwen3-moe", "llama-mqa")
+SIZES = [
+    Topology(tp_size=t, dcp_size=w, pcp_size=p)
+    for p, t in product((2, 3, 4), (1, 2))
+    for w in range(1, p * t + 1)
+    if w == 1 or w % p == 0
+]
+EVERYDAY = {(2, 1, 1), (2, 1, 2), (2, 2, 4), (3, 2, 3)}
+LENGTHS = (1, 2, 5, 7, 8, 9, 33, 150)
+
+
+def is_legal(name: str, topology: Topology) -> bool:
+    try:
+        check_layout(topology, parse_model_config(CONFIGS[name], where=name).heads)
+    except LayoutError:
+        return False
+    return True
+
+
+def matrix() -> list[object]:
+    return [
+        pytest.param(
+            name,
+            topology,
+            marks=()
+            if (topology.pcp_size, topology.tp_size, topology.dcp_size) in EVERYDAY
+            else pytest.mark.slow,
+            id=f"{name}-P{topology.pcp_size}-T{topology.tp_size}-W{topology.dcp_size}",
+        )
+        for name in MODELS
+        for topology in SIZES
+        if is_legal(name, topology)
+    ]
+
+
+def sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found = {name: tmp_path_factory.mktemp(name) for name in MODELS}
+    for name, path in found.items():
+        write_checkpoint(path, CONFIGS[name], seed=SEED)
+    return found
+
+
+@pytest.fixture(scope="module")
+def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
+    return {
+        name: forward(resolve(str(path)), sequences(), ForwardCase()).logits
+        for name, path in checkpoints.items()
+    }
+
+
+@pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])
+@pytest.mark.parametrize(("chunk", "least_tokens"), [(10_000, 1), (17, 1), (17, 20)])
+@pytest.mark.parametrize(("name", "topology"), matrix())
+def test_rows_over_coordinates_equal_one_rank(
+    name: str,
+    topology: Topology,
+    chunk: int,
+    least_tokens: int,
+    strategy: str,
+    checkpoints: dict[str, Path],
+    one_rank: dict[str, list[torch.Tensor]],
+) -> None:
+    case = ForwardCase(
+        topology=topology,
+        chunk=chunk,
+        least_tokens_to_split=least_tokens,
+        prefill_strategy=strategy,
+    )
+    result = forward(resolve(str(checkpoints[name])), sequences(), case)
+    for got, wanted in zip(result.logits, one_rank[name], strict=True):
+        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    ops = [[call.op for call in calls] for calls in result.calls]
+    assert all(of_rank == ops[0] for of_rank in ops)
