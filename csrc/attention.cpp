@@ -18,7 +18,7 @@ namespace {
 
 constexpr float LN2 = 0.693147180559945309f;
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
-constexpr std::int64_t MIN_SPLIT_KEYS = 512;  // under that, merging costs more than a thread saves
+constexpr std::int64_t MIN_SPLIT_KEYS = 128;  // under that, merging costs more than a thread saves
 constexpr int UNITS_PER_THREAD = 4;           // so that threads which start late still find work
 
 // Units that share their rows and differ in their keys: `splits` of them, from `first_unit` on.
@@ -64,9 +64,10 @@ Partial partial_at(const Attention& call, int lanes, float* memory) {
     return {memory, max, max + aligned_count(lanes)};
 }
 
-Scratch scratch_for(const Attention& call, int lanes, Arena& arena) {
+Scratch scratch_for(const Attention& call, const Unit& unit, Arena& arena) {
+    const int lanes = unit.lanes();
     const std::size_t query = static_cast<std::size_t>(lanes) * padded(call.head_dim);
-    const std::size_t tile = static_cast<std::size_t>(lanes) * TILE_KEYS;
+    const std::size_t tile = static_cast<std::size_t>(unit.head_lanes()) * TILE_KEYS;
     const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * (TILE_KEYS / 2);
     const std::size_t paired = static_cast<std::size_t>(padded(call.value_dim)) * (TILE_KEYS / 2);
     float* memory = arena.reserve(query + 2 * tile + packed + paired + partial_size(call, lanes));
@@ -92,11 +93,27 @@ void find_keys(const Attention& call, Unit& unit) {
     unit.last_key = last;
 }
 
+int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Appends a unit of some rows for each block of heads.
+void append_heads(const Attention& call, Unit unit, int heads, std::vector<Unit>& units) {
+    const int group = call.group(), lanes = static_cast<int>(unit.rows) * heads;
+    const int fitting = heads == group ? std::max(MAX_LANES / lanes, 1) : 1;
+    const int kv_heads = ceil_div(call.kv_heads, ceil_div(call.kv_heads, fitting));
+    for (int first = 0; first < call.kv_heads; first += kv_heads) {
+        unit.first_kv_head = first;
+        unit.kv_heads = std::min(kv_heads, call.kv_heads - first);
+        for (int head = 0; head < group; head += heads) {
+            unit.first_head = first * group + head;
+            unit.heads = std::min(heads, group - head);
+            units.push_back(unit);
+        }
+    }
+}
+
 // One unit for each block of rows and heads, with all its keys; the blocks with most keys come first.
 std::vector<Unit> whole_units(const Attention& call) {
-    const int group = call.heads / call.kv_heads;
-    const int head_blocks = (group + MAX_LANES - 1) / MAX_LANES;
-    const int heads = (group + head_blocks - 1) / head_blocks;
+    const int group = call.group(), heads = ceil_div(group, ceil_div(group, MAX_LANES));
     const std::int64_t block_rows = std::max(MAX_LANES / heads, 1);
     std::vector<Unit> units;
     for (std::int64_t s = 0; s < call.sequences; ++s) {
@@ -108,13 +125,7 @@ std::vector<Unit> whole_units(const Attention& call) {
             unit.first_row = begin + block * block_rows;
             unit.rows = std::min(block_rows, end - unit.first_row);
             find_keys(call, unit);
-            for (unit.kv_head = 0; unit.kv_head < call.kv_heads; ++unit.kv_head) {
-                for (int head = 0; head < group; head += heads) {
-                    unit.first_head = unit.kv_head * group + head;
-                    unit.heads = std::min(heads, group - head);
-                    units.push_back(unit);
-                }
-            }
+            append_heads(call, unit, heads, units);
         }
     }
     return units;
@@ -184,8 +195,8 @@ void finish_lane(const Attention& call, const Unit& unit, int lane, const Partia
     }
     const float norm = max == NEG_INF ? 0.0f : 1.0f / sum;
     for (int d = 0; d < width; ++d) row[d] *= norm;
-    const std::int64_t at =
-        (unit.first_row + lane / unit.heads) * call.heads + unit.first_head + lane % unit.heads;
+    const Place place = place_of(call, unit, lane);
+    const std::int64_t at = place.row * call.heads + place.head;
     store_row(call, at * call.value_dim, row);
     call.lse[at] = max == NEG_INF ? NEG_INF : max * LN2 + std::log(sum);
 }
@@ -215,7 +226,7 @@ void attend(const Attention& call, Kernel kernel, int threads) {
         thread_local Arena arena;
         const Unit& unit = plan.units[i];
         const Family& family = plan.families[plan.family_of[i]];
-        const Scratch scratch = scratch_for(call, unit.lanes(), arena);
+        const Scratch scratch = scratch_for(call, unit, arena);
         if (family.splits == 1) {
             kernel(call, unit, scratch, scratch.partial);
             return finish(call, unit, &scratch.partial, 1);

@@ -1,8 +1,11 @@
 // Paged attention on a CPU: what the driver, the kernels of each instruction set and the bindings share.
 //
-// A call is cut in units: some query rows of one sequence that share a KV head, over a range of its
-// keys. A kernel works through one unit, tile by tile of TILE_KEYS keys, and leaves a partial result: an
+// A call is cut in units: some query rows of one sequence and some KV heads, over a range of its keys. A
+// kernel works through one unit, tile by tile of TILE_KEYS keys, and leaves a partial result: an
 // unnormalised output, the largest score and the sum of exponentials. The driver merges partials.
+//
+// Of few rows a unit has all KV heads, and takes a tile's heads one after the other: their slots lie side
+// by side, and a processor that fetches ahead reads memory in order at twice the speed of pieces.
 //
 // Scores are kept in units of log2, so that exponentials are powers of two; the LSE that leaves is
 // natural.
@@ -14,7 +17,7 @@
 namespace kvspan {
 
 constexpr int TILE_KEYS = 64;    // so that the keys of a tile that a row sees are the bits of a word
-constexpr int MAX_LANES = 96;    // query rows times query heads of a unit: its accumulators stay in L2
+constexpr int MAX_LANES = 96;    // of a unit, over all its KV heads: its accumulators stay in L2
 constexpr int DIM_PADDING = 64;  // rows of scratch memory are padded to whole vectors of any kernel
 constexpr int MAX_PARTS = 2;     // of a key, each with a scale of its own
 
@@ -53,16 +56,32 @@ struct Attention {
     float scale;
     void* out;   // [rows, heads, value_dim], contiguous
     float* lse;  // [rows, heads]
+
+    int group() const { return heads / kv_heads; }
 };
 
-// Lanes [row, head] of one KV head, row-major, over keys [first_key, last_key) of their sequence.
+// Lanes [KV head, row, head], over keys [first_key, last_key) of their sequence. `heads` of the query share
+// a KV head; the first of them is `first_head` of the first one.
 struct Unit {
     std::int64_t sequence, first_row, rows;
-    int first_head, heads, kv_head;
+    int first_head, heads, first_kv_head, kv_heads;
     std::int64_t first_key, last_key;
 
-    int lanes() const { return static_cast<int>(rows) * heads; }
+    int head_lanes() const { return static_cast<int>(rows) * heads; }
+    int lanes() const { return kv_heads * head_lanes(); }
 };
+
+// Row and query head of a lane.
+struct Place {
+    std::int64_t row;
+    int head;
+};
+
+inline Place place_of(const Attention& call, const Unit& unit, int lane) {
+    const int kv_head = lane / unit.head_lanes(), rest = lane % unit.head_lanes();
+    return {unit.first_row + rest / unit.heads,
+            unit.first_head + kv_head * call.group() + rest % unit.heads};
+}
 
 // What a kernel leaves of a unit.
 struct Partial {
@@ -74,8 +93,8 @@ struct Partial {
 // Memory of one thread for one unit; every part is aligned to 64 bytes.
 struct Scratch {
     float* query;    // [lanes, padded(head_dim)]
-    float* scores;   // [lanes, TILE_KEYS]
-    float* weights;  // [lanes, TILE_KEYS]
+    float* scores;   // [lanes of a KV head, TILE_KEYS]
+    float* weights;  // [lanes of a KV head, TILE_KEYS]
     float* packed;   // [padded(head_dim), TILE_KEYS / 2] words: keys by pairs of dims
     float* paired;   // [padded(value_dim), TILE_KEYS / 2] words: values by pairs of keys
     Partial partial;

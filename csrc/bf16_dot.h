@@ -31,12 +31,13 @@ struct Bf16Dot {
 
     static float exp2(float x) { return kvspan::exp2(splat(x))[0]; }
 
-    static void load_query(const Attention& call, const Unit& unit, const Scratch& scratch) {
+    static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         const int width = query_width(call);
-        for (int lane = 0; lane < unit.lanes(); ++lane) {
+        for (int lane = 0; lane < unit.head_lanes(); ++lane) {
+            const Place place = place_of(call, unit, first + lane);
             const Bf16* from = static_cast<const Bf16*>(call.query) +
-                               (unit.first_row + lane / unit.heads) * call.query_row_stride +
-                               (unit.first_head + lane % unit.heads) * call.query_head_stride;
+                               place.row * call.query_row_stride +
+                               place.head * call.query_head_stride;
             Bf16* to = query_of(scratch, lane, width);
             for (int part = 0; part < MAX_PARTS; from += call.part_dims[part++]) {
                 for (int d = 0; d < call.part_dims[part]; d += DIMS, to += DIMS) {

@@ -62,15 +62,23 @@ private:
                 }
             }
         }
-        const std::int64_t first = panel * LINEAR_PANEL;
+        if (call.gated) return gate<R>(call, panel * 16, row, sums);
         for (int v = 0; v < VECTORS; ++v) {
-            const auto left = static_cast<int>(call.outputs - first - 16 * v);
-            if (left <= 0) break;
-            const auto which = static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1);
-            const __m512 more = bias(call, first + 16 * v, which);
-            for (int r = 0; r < R; ++r) {
-                put(call, (row + r) * call.outputs + first + 16 * v, which, _mm512_add_ps(sums[r][v], more));
-            }
+            const std::int64_t first = panel * LINEAR_PANEL + 16 * v;
+            if (first >= call.outputs) return;
+            const __m512 more = bias(call, first, first);
+            for (int r = 0; r < R; ++r) put(call, row + r, first, _mm512_add_ps(sums[r][v], more));
+        }
+    }
+
+    template <int R>
+    static void gate(const Linear& call, std::int64_t first, std::int64_t row,
+                     const __m512 (&sums)[R][VECTORS]) {
+        const __m512 gate_bias = bias(call, first, first);
+        const __m512 up_bias = bias(call, first, call.outputs + first);
+        for (int r = 0; r < R; ++r) {
+            const Vec gate = (Vec)_mm512_add_ps(sums[r][0], gate_bias);
+            put(call, row + r, first, _mm512_mul_ps((__m512)silu(gate), _mm512_add_ps(sums[r][1], up_bias)));
         }
     }
 
@@ -99,13 +107,22 @@ private:
         return _mm512_loadu_si512(weight + 16 * v);
     }
 
-    static __m512 bias(const Linear& call, std::int64_t first, __mmask16 which) {
+    // Which of the 16 outputs from `first` on there are.
+    static __mmask16 present(const Linear& call, std::int64_t first) {
+        const std::int64_t left = call.outputs - first;
+        return static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1);
+    }
+
+    static __m512 bias(const Linear& call, std::int64_t first, std::int64_t at) {
         if (!call.bias) return _mm512_setzero_ps();
-        const __m256i halves = _mm256_maskz_loadu_epi16(which, static_cast<const Bf16*>(call.bias) + first);
+        const Bf16* from = static_cast<const Bf16*>(call.bias) + at;
+        const __m256i halves = _mm256_maskz_loadu_epi16(present(call, first), from);
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
 
-    static void put(const Linear& call, std::int64_t at, __mmask16 which, __m512 results) {
+    static void put(const Linear& call, std::int64_t row, std::int64_t first, __m512 results) {
+        const std::int64_t at = row * call.outputs + first;
+        const __mmask16 which = present(call, first);
         if (call.wide) {
             return _mm512_mask_storeu_ps(static_cast<float*>(call.out) + at, which, results);
         }

@@ -21,12 +21,13 @@ T* at(std::uintptr_t address) {
 class LinearLayer {
 public:
     LinearLayer(Isa isa, std::uintptr_t weight, std::int64_t outputs, std::int64_t inputs,
-                std::uintptr_t bias)
+                std::uintptr_t bias, bool gated)
         : kernel_(linear_kernel(isa)) {
         layer_.weight = at<void>(weight);
         layer_.outputs = outputs;
         layer_.inputs = inputs;
         layer_.bias = at<void>(bias);
+        layer_.gated = gated;
     }
 
     void operator()(int threads, std::uintptr_t input, std::int64_t rows, std::int64_t input_stride,
@@ -167,12 +168,13 @@ NB_MODULE(_native, m) {
         .def("finish", &ShmGroup::finish, others_may_run);
 
     nb::class_<LinearLayer>(m, "LinearLayer")
-        .def(nb::init<Isa, Address, Size, Size, Address>())
+        .def(nb::init<Isa, Address, Size, Size, Address, bool>())
         .def("__call__", &LinearLayer::operator(), others_may_run);
 
-    m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size stride, int size,
-                         Address weight, float eps, Address out) {
-        const RmsNorm call{at<void>(x), rows, stride, size, at<void>(weight), eps, at<void>(out)};
+    m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size stride,
+                         Address more, int size, Address weight, float eps, Address out) {
+        const RmsNorm call{at<void>(x), rows,           stride, at<void>(more),
+                           size,        at<void>(weight), eps,    at<void>(out)};
         nb::gil_scoped_release others_may_run;
         run_rows(call, row_kernels(isa, dtype), threads);
     });

@@ -67,9 +67,9 @@ inline void each_run(const Attention& call, const Unit& unit, std::int64_t first
     }
 }
 
-inline const std::uint16_t* scales_at(const Scales& scales, const Unit& unit, std::int64_t block,
+inline const std::uint16_t* scales_at(const Scales& scales, int kv_head, std::int64_t block,
                                       std::int64_t slot) {
-    return scales.data + block * scales.block_stride + unit.kv_head * scales.head_stride +
+    return scales.data + block * scales.block_stride + kv_head * scales.head_stride +
            slot * scales.slot_stride;
 }
 
@@ -82,11 +82,11 @@ inline float widened(std::uint16_t bf16) {
 
 // The scales of a tile, and a request for those of the tile behind it.
 template <class T>
-inline void load_scales(const Attention& call, const Unit& unit, Tile<T>& tile) {
+inline void load_scales(const Attention& call, const Unit& unit, int kv_head, Tile<T>& tile) {
     const int parts = call.part_dims[1] > 0 ? 2 : 1;
     each_run(call, unit, tile.first, tile.count, [&](auto block, auto slot, int place, int size) {
-        const std::uint16_t* key = scales_at(call.keys.scales, unit, block, slot);
-        const std::uint16_t* value = scales_at(call.values.scales, unit, block, slot);
+        const std::uint16_t* key = scales_at(call.keys.scales, kv_head, block, slot);
+        const std::uint16_t* value = scales_at(call.values.scales, kv_head, block, slot);
         for (int part = 0; part < parts; ++part) {
             for (int i = 0; i < size; ++i) {
                 tile.key_scales[part][place + i] = widened(key[i * call.keys.scales.slot_stride + part]);
@@ -99,26 +99,28 @@ inline void load_scales(const Attention& call, const Unit& unit, Tile<T>& tile) 
     const std::int64_t next = tile.first + TILE_KEYS, left = unit.last_key - next;
     const int count = left < TILE_KEYS ? static_cast<int>(left) : TILE_KEYS;
     each_run(call, unit, next, count, [&](auto block, auto slot, int, int) {
-        __builtin_prefetch(scales_at(call.keys.scales, unit, block, slot));
-        __builtin_prefetch(scales_at(call.values.scales, unit, block, slot));
+        __builtin_prefetch(scales_at(call.keys.scales, kv_head, block, slot));
+        __builtin_prefetch(scales_at(call.values.scales, kv_head, block, slot));
     });
 }
 
 // Fills the places that no lane sees with the first one that some lane does.
 template <class T>
-inline void fill_gaps(Tile<T>& tile) {
-    const int anchor = __builtin_ctzll(tile.seen);
-    for (int i = 0; tile.seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
-        if (tile.seen >> i & 1) continue;
-        tile.keys[i] = tile.keys[anchor];
-        tile.values[i] = tile.values[anchor];
-        if constexpr (IS_CODE<T>) {
-            for (auto& scales : tile.key_scales) scales[i] = scales[anchor];
-            tile.value_scales[i] = tile.value_scales[anchor];
-        }
+inline void fill_gaps(std::uint64_t seen, T* places) {
+    const int anchor = __builtin_ctzll(seen);
+    for (int i = 0; seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
+        if (!(seen >> i & 1)) places[i] = places[anchor];
     }
 }
 
+template <class T>
+inline void load_all_scales(const Attention& call, const Unit& unit, int kv_head, Tile<T>& tile) {
+    load_scales(call, unit, kv_head, tile);
+    for (auto& scales : tile.key_scales) fill_gaps(tile.seen, scales);
+    fill_gaps(tile.seen, tile.value_scales);
+}
+
+// Finds the tile that begins at key `first`, at the unit's first KV head.
 template <class T>
 inline void locate(const Attention& call, const Unit& unit, std::int64_t first, Tile<T>& tile) {
     tile.first = first;
@@ -129,8 +131,8 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
     tile.seen &= visible(unit.first_key, unit.last_key, first);
     if (tile.seen == 0) return;
     tile.count = 64 - __builtin_clzll(tile.seen);
-    const T* keys = static_cast<const T*>(call.keys.data) + unit.kv_head * call.keys.head_stride;
-    const T* values = static_cast<const T*>(call.values.data) + unit.kv_head * call.values.head_stride;
+    const T* keys = static_cast<const T*>(call.keys.data) + unit.first_kv_head * call.keys.head_stride;
+    const T* values = static_cast<const T*>(call.values.data) + unit.first_kv_head * call.values.head_stride;
     each_run(call, unit, first, tile.count, [&](auto block, auto slot, int place, int size) {
         const T* key = keys + block * call.keys.block_stride + slot * call.keys.slot_stride;
         const T* value = values + block * call.values.block_stride + slot * call.values.slot_stride;
@@ -139,8 +141,23 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
             tile.values[place + i] = value + i * call.values.slot_stride;
         }
     });
-    if constexpr (IS_CODE<T>) load_scales(call, unit, tile);
-    fill_gaps(tile);
+    fill_gaps(tile.seen, tile.keys);
+    fill_gaps(tile.seen, tile.values);
+    if constexpr (IS_CODE<T>) load_all_scales(call, unit, unit.first_kv_head, tile);
+}
+
+// Makes `next` the same keys of the KV head behind a tile's.
+template <class T>
+inline void advance(const Attention& call, const Unit& unit, int kv_head, const Tile<T>& tile,
+                    Tile<T>& next) {
+    for (int i = 0; i < TILE_KEYS; ++i) {
+        next.keys[i] = tile.keys[i] + call.keys.head_stride;
+        next.values[i] = tile.values[i] + call.values.head_stride;
+    }
+    next.first = tile.first;
+    next.seen = tile.seen;
+    next.count = tile.count;
+    if constexpr (IS_CODE<T>) load_all_scales(call, unit, kv_head, next);
 }
 
 // Scores of a tile: of codes, those of each part times the key's scale for it.
@@ -189,31 +206,53 @@ inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile,
     }
 }
 
+// The part of scratch memory and of the result that belongs to one KV head of a unit.
+inline Scratch scratch_of(const Attention& call, const Unit& unit, int head, Scratch scratch) {
+    scratch.query += static_cast<std::int64_t>(head) * unit.head_lanes() * padded(call.head_dim);
+    return scratch;
+}
+
+inline Partial partial_of(const Attention& call, const Unit& unit, int head, const Partial& partial) {
+    const std::int64_t lane = static_cast<std::int64_t>(head) * unit.head_lanes();
+    return {partial.out + lane * padded(call.value_dim), partial.max + lane, partial.sum + lane};
+}
+
 template <class Math>
 void flash(const Attention& call, const Unit& unit, const Scratch& scratch, const Partial& partial) {
     using T = typename Math::Element;
-    const int lanes = unit.lanes(), width = padded(call.value_dim);
+    const int lanes = unit.head_lanes(), width = padded(call.value_dim);
     float fade[MAX_LANES];
-    for (std::int64_t i = 0; i < static_cast<std::int64_t>(lanes) * width; ++i) partial.out[i] = 0.0f;
-    for (int lane = 0; lane < lanes; ++lane)
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(unit.lanes()) * width; ++i) {
+        partial.out[i] = 0.0f;
+    }
+    for (int lane = 0; lane < unit.lanes(); ++lane)
         partial.max[lane] = MINUS_INFINITY, partial.sum[lane] = 0.0f;
-    Math::load_query(call, unit, scratch);
+    for (int head = 0; head < unit.kv_heads; ++head)
+        Math::load_query(call, unit, head * lanes, scratch_of(call, unit, head, scratch));
 
     Tile<T> tiles[2];
     const std::int64_t begin = unit.first_key / TILE_KEYS * TILE_KEYS;
     int turn = 0;
     if (begin < unit.last_key) locate(call, unit, begin, tiles[0]);
-    for (std::int64_t first = begin; first < unit.last_key; first += TILE_KEYS, turn ^= 1) {
-        const Tile<T>& tile = tiles[turn];
-        Tile<T>& next = tiles[turn ^ 1];
-        next.seen = 0;
-        if (first + TILE_KEYS < unit.last_key) locate(call, unit, first + TILE_KEYS, next);
-        if (tile.seen == 0) continue;
-        score<Math>(call, lanes, tile, next, scratch);
-        soften<Math>(call, unit, tile, scratch, partial, fade);
-        Math::accumulate(call, lanes, tile, next, scratch, fade, partial.out);
+    for (std::int64_t first = begin; first < unit.last_key; first += TILE_KEYS) {
+        for (int head = 0; head < unit.kv_heads; ++head, turn ^= 1) {
+            const Tile<T>& tile = tiles[turn];
+            Tile<T>& next = tiles[turn ^ 1];
+            next.seen = 0;
+            if (head + 1 < unit.kv_heads && tile.seen != 0) {
+                advance(call, unit, unit.first_kv_head + head + 1, tile, next);
+            } else if (head + 1 == unit.kv_heads && first + TILE_KEYS < unit.last_key) {
+                locate(call, unit, first + TILE_KEYS, next);
+            }
+            if (tile.seen == 0) continue;
+            const Scratch its_scratch = scratch_of(call, unit, head, scratch);
+            const Partial its_partial = partial_of(call, unit, head, partial);
+            score<Math>(call, lanes, tile, next, its_scratch);
+            soften<Math>(call, unit, tile, its_scratch, its_partial, fade);
+            Math::accumulate(call, lanes, tile, next, its_scratch, fade, its_partial.out);
+        }
     }
-    Math::finish(call, lanes, partial.out);
+    Math::finish(call, unit.lanes(), partial.out);
 }
 
 }  // namespace

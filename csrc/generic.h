@@ -22,12 +22,13 @@ struct Generic {
 
     static float exp2(float x) { return kvspan::exp2(splat(x))[0]; }
 
-    static void load_query(const Attention& call, const Unit& unit, const Scratch& scratch) {
+    static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         const int dim = call.head_dim, width = padded(dim);
-        for (int lane = 0; lane < unit.lanes(); ++lane) {
+        for (int lane = 0; lane < unit.head_lanes(); ++lane) {
+            const Place place = place_of(call, unit, first + lane);
             const Query* from = static_cast<const Query*>(call.query) +
-                                (unit.first_row + lane / unit.heads) * call.query_row_stride +
-                                (unit.first_head + lane % unit.heads) * call.query_head_stride;
+                                place.row * call.query_row_stride +
+                                place.head * call.query_head_stride;
             float* to = scratch.query + static_cast<std::int64_t>(lane) * width;
             for (int d = 0; d < width; d += WIDTH) {
                 store(to + d, d + WIDTH <= dim ? load(from + d)

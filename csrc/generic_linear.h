@@ -13,7 +13,8 @@ struct GenericLinear {
         const std::int64_t end = task.first_row + task.rows;
         for (std::int64_t row = task.first_row; row < end; row += MOST_ROWS) {
             const std::int64_t rows = end - row < MOST_ROWS ? end - row : MOST_ROWS;
-            for (int at = 0; at < LINEAR_PANEL; at += VECTORS * WIDTH) {
+            for (int at = 0; at < (call.gated ? LINEAR_PANEL / 2 : LINEAR_PANEL);
+                 at += (call.gated ? 1 : VECTORS) * WIDTH) {
                 BLOCKS[rows - 1](call, task.panel, row, at);
             }
         }
@@ -29,12 +30,13 @@ private:
         const auto* weight = static_cast<const std::uint32_t*>(call.weight) +
                              panel * call.pairs() * LINEAR_PANEL + at;
         const Bf16* input = static_cast<const Bf16*>(call.input) + row * call.input_stride;
+        const int apart = call.gated ? LINEAR_PANEL / 2 : WIDTH;  // the two vectors of a block
         Vec sums[R][VECTORS] = {};
         for (std::int64_t k = 0; k < call.inputs; k += 2, weight += LINEAR_PANEL) {
             Vec low[VECTORS], high[VECTORS];
             for (int v = 0; v < VECTORS; ++v) {
                 Words both;
-                std::memcpy(&both, weight + v * WIDTH, sizeof both);
+                std::memcpy(&both, weight + v * apart, sizeof both);
                 low[v] = as_floats(both << 16);
                 high[v] = as_floats(both & 0xffff0000u);
             }
@@ -48,21 +50,37 @@ private:
                 }
             }
         }
-        for (int v = 0; v < VECTORS; ++v) {
-            const std::int64_t first = panel * LINEAR_PANEL + at + v * WIDTH;
-            const auto count = static_cast<int>(call.outputs - first < WIDTH ? call.outputs - first : WIDTH);
-            if (count <= 0) return;
-            Vec more{};
-            if (call.bias) more = load_up_to(static_cast<const Bf16*>(call.bias) + first, count);
+        const std::int64_t first = panel * call.panel_outputs() + at;
+        if (call.gated) {
+            const Vec gate_bias = bias(call, first, first);
+            const Vec up_bias = bias(call, first, call.outputs + first);
             for (int r = 0; r < R; ++r) {
-                const std::int64_t place = (row + r) * call.outputs + first;
-                if (call.wide) {
-                    store_up_to(static_cast<float*>(call.out) + place, sums[r][v] + more, count);
-                } else {
-                    store_up_to(static_cast<Bf16*>(call.out) + place, sums[r][v] + more, count);
-                }
+                put(call, row + r, first, silu(sums[r][0] + gate_bias) * (sums[r][1] + up_bias));
             }
+            return;
         }
+        for (int v = 0; v < VECTORS; ++v) {
+            const Vec more = bias(call, first + v * WIDTH, first + v * WIDTH);
+            for (int r = 0; r < R; ++r) put(call, row + r, first + v * WIDTH, sums[r][v] + more);
+        }
+    }
+
+    // How many of the outputs from `first` on there are, WIDTH at the most.
+    static int present(const Linear& call, std::int64_t first) {
+        const std::int64_t left = call.outputs - first;
+        return static_cast<int>(left < 0 ? 0 : left < WIDTH ? left : WIDTH);
+    }
+
+    static Vec bias(const Linear& call, std::int64_t first, std::int64_t at) {
+        if (!call.bias) return Vec{};
+        return load_up_to(static_cast<const Bf16*>(call.bias) + at, present(call, first));
+    }
+
+    static void put(const Linear& call, std::int64_t row, std::int64_t first, Vec results) {
+        const std::int64_t at = row * call.outputs + first;
+        const int count = present(call, first);
+        if (call.wide) return store_up_to(static_cast<float*>(call.out) + at, results, count);
+        store_up_to(static_cast<Bf16*>(call.out) + at, results, count);
     }
 
     static float widened(Bf16 x) {

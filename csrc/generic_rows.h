@@ -10,7 +10,8 @@ namespace {
 template <class T>
 struct GenericRows {
     static void rms_norm(const RmsNorm& call, std::int64_t row) {
-        const T* x = static_cast<const T*>(call.x) + row * call.stride;
+        T* x = static_cast<T*>(call.x) + row * call.stride;
+        if (call.more) add(x, static_cast<const T*>(call.more) + row * call.size, call.size);
         const T* weight = static_cast<const T*>(call.weight);
         T* out = static_cast<T*>(call.out) + row * call.size;
         Vec squares{};
@@ -26,15 +27,20 @@ struct GenericRows {
         }
     }
 
+    static void add(T* x, const T* more, int size) {
+        for (int i = 0; i < size; i += WIDTH) {
+            const int left = size - i;
+            store_up_to(x + i, load_up_to(x + i, left) + load_up_to(more + i, left), left);
+        }
+    }
+
     static void silu_mul(const SiluMul& call, std::int64_t row) {
         const T* gate = static_cast<const T*>(call.gate_up) + row * call.stride;
         const T* up = gate + call.size;
         T* out = static_cast<T*>(call.out) + row * call.size;
         for (int i = 0; i < call.size; i += WIDTH) {
             const Vec x = load_up_to(gate + i, call.size - i);
-            const Vec fall = exp2((x < 0.0f ? x : -x) * 1.44269504f);  // e^-|x|: never overflows
-            const Vec silu = x * (x < 0.0f ? fall : fall * 0.0f + 1.0f) / (fall + 1.0f);
-            store_up_to(out + i, rounded<T>(silu) * load_up_to(up + i, call.size - i), call.size - i);
+            store_up_to(out + i, rounded<T>(silu(x)) * load_up_to(up + i, call.size - i), call.size - i);
         }
     }
 

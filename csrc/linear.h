@@ -9,6 +9,9 @@ namespace kvspan {
 constexpr int LINEAR_PANEL = 32;  // outputs of a panel
 
 // out[r][n] = sum_k input[r][k] weight[n][k] + bias[n]; sums are made in float32. Strides in elements.
+//
+// A gated layer has two such sums for an output, gate and up, and gives silu(gate) * up. A panel of it has
+// the gates of half as many outputs, and after them their ups; `bias` has all gates, then all ups.
 struct Linear {
     const void* input;
     std::int64_t rows, input_stride;
@@ -16,10 +19,11 @@ struct Linear {
     std::int64_t outputs, inputs;
     const void* bias;  // or null
     void* out;         // [rows, outputs], contiguous: bf16, or float32 if `wide`
-    bool wide;
+    bool wide, gated;
 
+    int panel_outputs() const { return gated ? LINEAR_PANEL / 2 : LINEAR_PANEL; }
     std::int64_t pairs() const { return (inputs + 1) / 2; }
-    std::int64_t panels() const { return (outputs + LINEAR_PANEL - 1) / LINEAR_PANEL; }
+    std::int64_t panels() const { return (outputs + panel_outputs() - 1) / panel_outputs(); }
 };
 
 // The outputs of one panel for some rows.

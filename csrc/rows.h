@@ -8,10 +8,12 @@
 
 namespace kvspan {
 
-// out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, size], strides in elements, `out` contiguous.
+// x += more, if there is more; out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, size], strides in
+// elements, `more` and `out` contiguous.
 struct RmsNorm {
-    const void* x;
+    void* x;
     std::int64_t rows, stride;
+    const void* more;  // or null: then x is only read
     int size;
     const void* weight;
     float eps;

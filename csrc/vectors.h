@@ -196,5 +196,11 @@ inline Vec exp2(Vec x) {
     return x >= -126.0f ? as_floats(scaled) : Vec{};
 }
 
+// x / (1 + e^-x).
+inline Vec silu(Vec x) {
+    const Vec fall = exp2((x < 0.0f ? x : -x) * 1.44269504f);  // e^-|x|: never overflows
+    return x * (x < 0.0f ? fall : fall * 0.0f + 1.0f) / (fall + 1.0f);
+}
+
 }  // namespace
 }  // namespace kvspan

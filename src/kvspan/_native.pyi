@@ -118,8 +118,10 @@ class ShmGroup:
 class LinearLayer:
     """A linear layer in bf16; see `csrc/linear.h`. What is given as an address outlives it."""
 
-    def __init__(self, isa: Isa, weight: int, outputs: int, inputs: int, bias: int, /) -> None:
-        """`weight` is in panels; `bias` 0 = none."""
+    def __init__(
+        self, isa: Isa, weight: int, outputs: int, inputs: int, bias: int, gated: bool, /
+    ) -> None:
+        """`weight` is in panels; `bias` 0 = none; `gated` = silu of a first half times a second."""
 
     def __call__(
         self, threads: int, input: int, rows: int, input_stride: int, out: int, wide: bool, /
@@ -133,13 +135,14 @@ def rms_norm(
     x: int,
     rows: int,
     stride: int,
+    more: int,
     size: int,
     weight: int,
     eps: float,
     out: int,
     /,
 ) -> None:
-    """See `csrc/rows.h`."""
+    """See `csrc/rows.h`; `more` 0 = nothing is added."""
 
 def silu_mul(
     isa: Isa,

@@ -5,7 +5,7 @@ import torch
 
 from kvspan.config.environment import CPU_ISAS
 from kvspan.layers.linear import ColumnLinear, Storage, pack
-from kvspan.layers.matmul import Arena, PackedProduct, packed_bytes, packing_isa
+from kvspan.layers.matmul import Arena, PackedProduct, PlainProduct, packed_bytes, packing_isa
 from kvspan.layers.rows import NativeRowOps, TorchRowOps
 from kvspan.testing.cases import DTYPES
 
@@ -35,10 +35,11 @@ def assert_last_bit(got: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(got, wanted, rtol=near, atol=near)
 
 
-def packed(weight: torch.Tensor, bias: torch.Tensor | None, isa: str) -> PackedProduct:
-    return PackedProduct(
-        weight, bias, memory=Arena(packed_bytes(weight)).take(packed_bytes(weight)), isa=isa
-    )
+def packed(
+    weight: torch.Tensor, bias: torch.Tensor | None, isa: str, *, gated: bool = False
+) -> PackedProduct:
+    num_bytes = packed_bytes(weight, gated=gated)
+    return PackedProduct(weight, bias, gated=gated, memory=Arena(num_bytes).take(num_bytes), isa=isa)
 
 
 @pytest.mark.parametrize("isa", CPU_ISAS)
@@ -55,6 +56,22 @@ def test_packed_product_equals_float64(isa: str, rows: int, inputs: int, outputs
     torch.testing.assert_close(packed(weight, None, isa).wide(x).double(), exact, atol=1e-4, rtol=1e-5)
     wanted = (exact + bias.double()).bfloat16()
     torch.testing.assert_close(packed(weight, bias, isa)(x), wanted, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 24), (576, 100), (7, 1), (8, 0)])
+def test_gated_product_equals_float64(isa: str, inputs: int, outputs: int) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
+    x, weight = randn(17, inputs).bfloat16(), (randn(2 * outputs, inputs) / 8).bfloat16()
+    bias = randn(2 * outputs, seed=1).bfloat16()
+    for added in (bias, None):
+        made = x.double() @ weight.double().T + (0.0 if added is None else added.double())
+        exact = torch.nn.functional.silu(made[:, :outputs]) * made[:, outputs:]
+        wide = packed(weight, added, isa, gated=True).wide(x)
+        torch.testing.assert_close(wide.double(), exact, atol=1e-4, rtol=1e-5)
+        plain = PlainProduct(weight, added, gated=True)(x)
+        torch.testing.assert_close(plain.double(), exact, atol=1e-1, rtol=3e-2)
 
 
 @pytest.mark.parametrize("isa", CPU_ISAS)
@@ -101,6 +118,19 @@ def test_rms_norm(ops: NativeRowOps, size: int, dtype: torch.dtype) -> None:
     ):
         part = x[..., :size]
         assert_last_bit(ops.rms_norm(part, weight, 1e-5), TorchRowOps().rms_norm(part, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES)
+def test_add_rms_norm_leaves_the_sum(ops: NativeRowOps, size: int, dtype: torch.dtype) -> None:
+    weight, more = randn(size, dtype=dtype, seed=1), randn(4, size, dtype=dtype, seed=2)
+    x = randn(4, 2 * size, dtype=dtype)[:, :size]
+    wanted, theirs = x + more, x.clone()
+    assert_last_bit(
+        ops.add_rms_norm(x, more, weight, 1e-5), TorchRowOps().add_rms_norm(theirs, more, weight, 1e-5)
+    )
+    assert torch.equal(x, wanted)
+    assert torch.equal(theirs, wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -75,13 +75,8 @@ class RankTable:
         Returns:
             [stop - start] int64, block * B + offset, or `NO_SLOT` where another rank owns the token.
         """
-        assert stop <= self.num_units * self._unit_tokens, "a token without a unit"
-        unit, offset = np.divmod(np.arange(start, stop), self._unit_tokens)
-        owned, place = self._owned_before.values[unit], self._places[offset]
-        mine = (owned < self._owned_before.values[unit + 1]) & (place != NO_SLOT)
-        slots = np.full(stop - start, NO_SLOT, np.int64)
-        slots[mine] = self.blocks[owned[mine]] * np.int64(self._block_size) + place[mine]
-        return slots
+        positions = np.arange(start, stop)
+        return JoinedTables([self]).slots(np.zeros_like(positions), positions)
 
     def local_bounds(self, bounds: NDArray[np.integer]) -> NDArray[np.int32]:
         """How many of this rank's keys lie among the first `bound` tokens.
@@ -92,13 +87,8 @@ class RankTable:
         Returns:
             [n] int32.
         """
-        capacity = self.num_units * self._unit_tokens
-        assert bounds.max(initial=0) <= capacity, "a bound beyond the units"
-        unit, left = np.divmod(bounds, self._unit_tokens)
-        owned = self._owned_before.values[unit].astype(np.int64)
-        is_mine = self._owned_before.values[np.minimum(unit + 1, self.num_units)] - owned  # 0 or 1
-        local: NDArray[np.int64] = owned * self._block_size + is_mine * self._num_before[left]
-        return local.astype(np.int32)
+        which = np.zeros(len(bounds), np.int64)
+        return JoinedTables([self]).local_bounds(which, bounds).astype(np.int32)
 
     def shares(self, num_tokens: int) -> NDArray[np.int64]:
         """How many of the first `num_tokens` tokens each rank of the group holds.
@@ -118,6 +108,69 @@ class RankTable:
             for lane in range(layout.unit_span):
                 shares[first + lane] += _share_of_unit(layout, lane)[1][left]
         return shares
+
+
+class JoinedTables:
+    """The tables of several requests on one rank, asked about all of them at once.
+
+    Args:
+        tables: of one layout and one rank; a later `append` to one of them is not seen here.
+    """
+
+    def __init__(self, tables: Sequence[RankTable]) -> None:
+        self._tables = tables
+        owned = [table._owned_before.values for table in tables]
+        blocks = [table.blocks for table in tables]
+        self._owned_before = np.concatenate([np.zeros(0, np.int64), *owned])
+        self._first_unit = np.cumsum([0, *map(len, owned)])
+        self.sizes = [len(each) for each in blocks]
+        self.blocks: NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *blocks])
+        self._first_block = np.cumsum([0, *self.sizes])
+
+    def slots(self, which: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where this rank keeps tokens.
+
+        Args:
+            which: [n], the table of each.
+            positions: [n], within the units placed so far.
+
+        Returns:
+            [n] int64, block * B + offset, or `NO_SLOT` where another rank owns the token.
+        """
+        if not len(positions):
+            return np.zeros(0, np.int64)
+        any_table = self._tables[0]
+        unit, offset = np.divmod(positions, any_table._unit_tokens)
+        at = self._first_unit[which] + unit
+        assert (at + 1 < self._first_unit[which + 1]).all(), "a token without a unit"
+        owned, place = self._owned_before[at], any_table._places[offset]
+        mine = (owned < self._owned_before[at + 1]) & (place != NO_SLOT)
+        slots = np.full(len(positions), NO_SLOT, np.int64)
+        block = self.blocks[self._first_block[which[mine]] + owned[mine]]
+        slots[mine] = block * any_table._block_size + place[mine]
+        return slots
+
+    def local_bounds(self, which: NDArray[np.int64], bounds: NDArray[np.integer]) -> NDArray[np.int64]:
+        """How many of this rank's keys lie among the first `bound` tokens of a table's sequence.
+
+        Args:
+            which: [n], the table of each bound.
+            bounds: [n], numbers of tokens; within the units placed so far.
+
+        Returns:
+            [n] int64.
+        """
+        if not len(bounds):
+            return np.zeros(0, np.int64)
+        any_table = self._tables[0]
+        unit, left = np.divmod(bounds, any_table._unit_tokens)
+        end = self._first_unit[which + 1] - 1  # where a table's count of all its units stands
+        at = self._first_unit[which] + unit
+        assert (at + (left > 0) <= end).all(), "a bound beyond the units"
+        owned = self._owned_before[at]
+        is_mine = self._owned_before[np.minimum(at + 1, end)] - owned  # 0 or 1
+        local: NDArray[np.int64] = owned * any_table._block_size + is_mine * any_table._num_before[left]
+        return local
 
 
 @cache

@@ -55,11 +55,15 @@ class SoloGroup:
         _check_rows(parts[0], sizes[0])
         return Done(list(parts))
 
-    def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Done[Tensor]:
-        """The one piece of `out`, [n, c], with zeros where no key was seen."""
+    def merge_scatter(
+        self,
+        out: Tensor,
+        lse: Tensor,  # noqa: ARG002
+        pieces: Sequence[Piece],
+    ) -> Done[Tensor]:
+        """The one piece of `out`, [n, c]: whole as it came, for a row without keys is 0 already."""
         (piece,) = pieces
-        seen = torch.where(lse.isfinite()[..., None], out, 0.0)[piece.rows]
-        return Done(seen.flatten(1)[:, piece.columns.start : piece.columns.stop])
+        return Done(out[piece.rows].flatten(1)[:, piece.columns.start : piece.columns.stop])
 
 
 def solo() -> SoloGroup:

@@ -49,24 +49,42 @@ class Matrix(nn.Module):
         inputs: columns of the weight; may be 0.
         bias: whether there is a bias.
         adds_bias: whether products add it.
+        gated: whether its halves are gate and up, and products are silu(gate) * up.
     """
 
     def __init__(
-        self, outputs: int, inputs: int, *, bias: bool, storage: Storage, adds_bias: bool = True
+        self,
+        outputs: int,
+        inputs: int,
+        *,
+        bias: bool,
+        storage: Storage,
+        adds_bias: bool = True,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.weight = storage.empty(outputs, inputs)
         self.bias = storage.empty(outputs) if bias else None
-        self._adds_bias = adds_bias
-        self.product: Product = PlainProduct(self.weight, self._added_bias)
+        self._adds_bias, self._gated = adds_bias, gated
+        self.product: Product = PlainProduct(self.weight, self._added_bias, gated=gated)
 
     def pack(self, memory: Arena, *, isa: str) -> None:
         """Keeps the weight in packed form from here on, if its dtype and device have one."""
-        num_bytes = packed_bytes(self.weight)
-        if num_bytes:
-            taken = memory.take(num_bytes)
-            self.product = PackedProduct(self.weight, self._added_bias, memory=taken, isa=isa)
-            del self.weight
+        if not self.packed_bytes:
+            return
+        self.product = PackedProduct(
+            self.weight,
+            self._added_bias,
+            gated=self._gated,
+            memory=memory.take(self.packed_bytes),
+            isa=isa,
+        )
+        del self.weight
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes that the weight takes when it is packed; 0 = it stays as it is."""
+        return packed_bytes(self.weight, gated=self._gated)
 
     @property
     def _added_bias(self) -> Tensor | None:
@@ -77,7 +95,7 @@ def pack(matrices: Sequence[Matrix]) -> None:
     """Brings weights that will not change any more in the form in which products are fastest."""
     if (isa := packing_isa()) is None:
         return
-    memory = Arena(sum(packed_bytes(matrix.weight) for matrix in matrices))
+    memory = Arena(sum(matrix.packed_bytes for matrix in matrices))
     for matrix in matrices:
         matrix.pack(memory, isa=isa)
 
@@ -93,6 +111,23 @@ class ColumnLinear(Matrix):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, storage: Storage) -> None:
         super().__init__(out_features, in_features, bias=bias, storage=storage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, in_features] -> [R, out_features]."""
+        return self.product(x)
+
+
+class GatedLinear(Matrix):
+    """Some outputs of silu(gate(x)) * up(x), of which gate and up are linear layers.
+
+    Args:
+        in_features: width of the input, whole on every rank.
+        out_features: outputs that this rank keeps; may be 0.
+        bias: whether gate and up have a bias.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, storage: Storage) -> None:
+        super().__init__(2 * out_features, in_features, bias=bias, storage=storage, gated=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """[R, in_features] -> [R, out_features]."""
@@ -137,4 +172,4 @@ def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:
     Returns:
         [R, sum of all sizes] on every rank.
     """
-    return group.all_gather(x.t().contiguous(), [part.size for part in parts]).wait().t()
+    return group.all_gather(x.t(), [part.size for part in parts]).wait().t()

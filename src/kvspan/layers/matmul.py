@@ -4,7 +4,8 @@
     packed   bf16 on a CPU: panels of 32 outputs, read front to back by a native kernel, the faster
              one for a single row as for thousands
 
-A weight is kept once: packing it lets go of the plain one.
+A weight is kept once: packing it lets go of the plain one. A gated weight has two halves, gate and up,
+and its product is silu(gate) * up, half as wide.
 """
 
 from functools import cache
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvspan.layers.rows import row_ops
 from kvspan.native import extension, native_path, prefer_huge_pages
 
 PANEL = 32
@@ -43,18 +45,20 @@ class PlainProduct:
     Args:
         weight: [outputs, inputs].
         bias: [outputs].
+        gated: whether its halves are gate and up.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, gated: bool = False) -> None:
+        self._weight, self._bias, self._gated = weight, bias, gated
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
-        return F.linear(x, self._weight, self._bias)
+        made = F.linear(x, self._weight, self._bias)
+        return row_ops(made).silu_mul(made) if self._gated else made
 
     def wide(self, x: Tensor) -> Tensor:
         """See `Product`."""
-        return F.linear(x, self._weight, self._bias).float()
+        return self(x).float()
 
     def rows(self, outputs: Tensor) -> Tensor:
         """See `Product`."""
@@ -67,14 +71,18 @@ class PackedProduct:
     Args:
         weight: [outputs, inputs] bf16; not kept.
         bias: [outputs] bf16.
-        memory: where the packed weight goes, `packed_bytes(weight)` of uint8.
+        gated: whether its halves are gate and up; each panel has some of both.
+        memory: where the packed weight goes, `packed_bytes` of uint8.
         isa: whose kernels run.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, memory: Tensor, isa: str) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, gated: bool = False, memory: Tensor, isa: str
+    ) -> None:
         native = extension()
-        self._outputs, self._inputs = weight.shape
-        self._panels = _pack(weight, memory)  # [panels, pairs, PANEL]
+        rows, self._inputs = weight.shape
+        self._outputs = rows // 2 if gated else rows
+        self._panels = _pack(_in_turns(weight) if gated else weight, memory)  # [panels, pairs, PANEL]
         self._bias = bias  # keeps alive what the kernel reads
         self._layer = native.LinearLayer(
             native.Isa[isa],
@@ -82,6 +90,7 @@ class PackedProduct:
             self._outputs,
             self._inputs,
             0 if bias is None else bias.data_ptr(),
+            gated,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -131,12 +140,13 @@ class Arena:
         return taken
 
 
-def packed_bytes(weight: Tensor) -> int:
+def packed_bytes(weight: Tensor, *, gated: bool = False) -> int:
     """Bytes that a weight takes when it is packed; 0 = it stays plain."""
     if packing_isa() is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
         return 0
-    outputs, inputs = weight.shape
-    return -(-outputs // PANEL) * PANEL * -(-inputs // 2) * 4
+    rows, inputs = weight.shape
+    panels = _ceil_div(rows // 2, PANEL // 2) if gated else _ceil_div(rows, PANEL)
+    return panels * PANEL * _ceil_div(inputs, 2) * 4
 
 
 @cache
@@ -149,7 +159,7 @@ def packing_isa() -> str | None:
 def _pack(weight: Tensor, memory: Tensor) -> Tensor:
     """[panels, pairs, PANEL] int32: neighbouring inputs in pairs, zeros where outputs or inputs end."""
     outputs, inputs = weight.shape
-    panels, pairs = -(-outputs // PANEL), -(-inputs // 2)
+    panels, pairs = _ceil_div(outputs, PANEL), _ceil_div(inputs, 2)
     packed = memory.view(torch.int32).view(panels, pairs, PANEL)
     even = F.pad(weight, (0, inputs % 2)).flatten().view(torch.int32).view(outputs, pairs)
     full = outputs // PANEL
@@ -157,3 +167,15 @@ def _pack(weight: Tensor, memory: Tensor) -> Tensor:
     if full < panels:
         packed[full] = F.pad(even[full * PANEL :], (0, 0, 0, panels * PANEL - outputs)).t()
     return packed
+
+
+def _in_turns(weight: Tensor) -> Tensor:
+    """[2 * outputs, inputs], gates then ups -> half a panel of each in turn, zeros where they end."""
+    half = PANEL // 2
+    outputs, inputs = weight.shape[0] // 2, weight.shape[1]
+    padded = F.pad(weight.view(2, outputs, inputs), (0, 0, 0, -outputs % half))
+    return padded.view(2, -1, half, inputs).transpose(0, 1).reshape(-1, inputs)
+
+
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -3,9 +3,8 @@
 from torch import Tensor, nn
 
 from kvspan.comm.group import Group
-from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
+from kvspan.layers.linear import GatedLinear, RowLinear, Storage
 from kvspan.layers.parameter import Target, linear_targets
-from kvspan.layers.rows import row_ops
 from kvspan.topology import cut
 
 
@@ -25,7 +24,7 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.shape, self.bias = (inner_size, hidden_size), bias
         self.part = cut(inner_size, parts=group.size, index=group.rank)
-        self.gate_up = ColumnLinear(hidden_size, 2 * self.part.size, bias=bias, storage=storage)
+        self.gate_up = GatedLinear(hidden_size, self.part.size, bias=bias, storage=storage)
         self.down = RowLinear(self.part.size, hidden_size, bias=bias, group=group, storage=storage)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -38,8 +37,8 @@ class GatedMLP(nn.Module):
         return self.down.summand(self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        gate_up: Tensor = self.gate_up(x)
-        return row_ops(gate_up).silu_mul(gate_up)
+        inner: Tensor = self.gate_up(x)
+        return inner
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: fused gate and up here, two tensors in the checkpoint."""

@@ -22,3 +22,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] -> the same shape and dtype."""
         return row_ops(x).rms_norm(x, self.weight, self.eps)
+
+    def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
+        """Norm of x + more, both [R, size]; the sum is left in `x`."""
+        return row_ops(x).add_rms_norm(x, more, self.weight, self.eps)

@@ -20,6 +20,10 @@ class RowOps(Protocol):
         """[..., size] -> the same: a root mean square of 1, times `weight` [size]."""
         ...
 
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x += more, both [R, size]; then as `rms_norm` of x."""
+        ...
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[R, 2 * size], gate and up side by side -> silu(gate) * up, [R, size]."""
         ...
@@ -37,6 +41,10 @@ class TorchRowOps:
         exact = x.float()
         scale = torch.rsqrt(exact.square().mean(dim=-1, keepdim=True) + eps)
         return weight * (exact * scale).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `RowOps`."""
+        return self.rms_norm(x.add_(more), weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """See `RowOps`."""
@@ -71,13 +79,27 @@ class NativeRowOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `RowOps`."""
-        assert weight.dtype == x.dtype, "the native kernels read one dtype"
         rows = _dense(x).reshape(-1, x.shape[-1])
-        out = torch.empty(x.shape, dtype=x.dtype)
+        return self._norm(rows, 0, weight, eps).view(x.shape)
+
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `RowOps`."""
+        assert x.stride(1) == 1, "a sum is written over its first term"
+        assert x.dtype == more.dtype, "the native kernels read one dtype"
+        more = more.contiguous()
+        return self._norm(x, more.data_ptr(), weight, eps)
+
+    def _norm(self, rows: Tensor, more: int, weight: Tensor, eps: float) -> Tensor:
+        assert weight.dtype == rows.dtype, "the native kernels read one dtype"
+        out = torch.empty(rows.shape, dtype=rows.dtype)
+        num_rows, stride, size = _size_and_stride(rows)
         self._native.rms_norm(
-            *self._how(x),
+            *self._how(rows),
             rows.data_ptr(),
-            *_size_and_stride(rows),
+            num_rows,
+            stride,
+            more,
+            size,
             weight.data_ptr(),
             eps,
             out.data_ptr(),

@@ -117,9 +117,13 @@ class Decoder(nn.Module):
         """[R, hidden_size]: the final hidden states of a step's rows."""
         rotation = self._rotary.at(batch.positions)
         hidden: Tensor = self.embed(batch.token_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, rotation, batch)
-        normed: Tensor = self.norm(hidden)
+        layers = self._decoder_layers()
+        next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        normed: Tensor = layers[0].attention_norm(hidden)
+        for layer, next_norm in zip(layers, next_norms, strict=True):
+            # A layer's sum and the norm after it are one pass over the residual stream, `hidden`.
+            normed = layer.mlp_norm.of_sum(hidden, layer.attention(normed, rotation, batch))
+            normed = next_norm.of_sum(hidden, layer.mlp(normed))
         return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -190,12 +194,6 @@ class DecoderLayer(nn.Module):
         self.attention = attention
         self.mlp_norm = RMSNorm(size, eps=eps, storage=context.storage)
         self.mlp = mlp
-
-    def forward(self, hidden: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
-        """[R, hidden_size] -> [R, hidden_size]."""
-        hidden = hidden + self.attention(self.attention_norm(hidden), rotation, batch)
-        result: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
-        return result
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets of one layer, under the checkpoint's and our prefix."""

@@ -108,9 +108,11 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """
     temperature = _column([p.temperature for p in params], logits)
     min_p = _column([p.min_p for p in params], logits)
-    centred = logits.double() - logits.amax(-1, keepdim=True)  # no temperature makes exp overflow
-    weights = (centred / temperature).exp()  # [R, V]
-    weights.masked_fill_(weights < min_p, 0.0)
+    # In place: what a copy of the vocabulary costs is its pages, which are new each time. Centred, no
+    # temperature makes exp overflow.
+    weights = logits.double().sub_(logits.amax(-1, keepdim=True)).div_(temperature).exp_()  # [R, V]
+    if any(p.min_p for p in params):
+        weights.masked_fill_(weights < min_p, 0.0)
     size = logits.shape[-1]
     cut = [i for i, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1]
     if cut:

@@ -18,8 +18,8 @@ from kvspan.request import WHOLE_VOCABULARY, SamplingParams
 from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
 
-DRAW_ROWS = 16
-"""Rows drawn for at once: bounds the float64 copies of the vocabulary that a draw makes."""
+DRAW_ROWS = 4
+"""Rows drawn for at once: the float64 copies of the vocabulary that a draw makes stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,8 +184,8 @@ def _rank(
             shares = Shares.of(step.rows, case.topology, world.rank, least_tokens=least)
             batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
-            places, everything = shares.places(step.rows), np.ones(ends[-1], np.bool_)
-            hidden = restored(model.forward(batch), places, everything, row_groups.pcp)
+            everything = np.ones(ends[-1], np.bool_)
+            hidden = restored(model.forward(batch), shares, everything, row_groups.pcp)
             logits = model.logits(hidden)
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])

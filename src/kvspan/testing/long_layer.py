@@ -72,7 +72,7 @@ def _rank_outputs(
     worker.allocate_cache(num_blocks)
     units = _units(resolved, num_blocks, num_keys + 1)
     worker.fill(Fill(units, num_keys, seed))
-    batch = worker.prepare(_new_token(num_keys, units))
+    _, batch = worker.prepare(_new_token(num_keys, units))
     rotation = _rotation(model_config, num_keys)
     attention = dict(worker.model.named_modules())["layers.0.attention"]
     nothing = replace(batch, keys=replace(batch.keys, last=np.zeros_like(batch.keys.last)))

@@ -5,7 +5,6 @@ Knows tables, slots and rows. Knows no model and no sampler.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,15 +14,13 @@ from kvspan.attention.contract import KeyIndex
 from kvspan.attention.prefill import Asking, Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.slots import Writes
 from kvspan.cache.grown import Grown
-from kvspan.cache.table import RankTable
+from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
-from kvspan.worker.share import Part, Shares
-
-T = TypeVar("T")
+from kvspan.worker.share import Shares
 
 
 @dataclass(slots=True)
@@ -89,33 +86,51 @@ def build_batch(
         rule: which of them have their keys gathered.
         workspace: what keys are gathered in.
     """
-    device, own = workspace.device, shares.own_parts
-    sizes = np.array([row.num_tokens for row in rows], np.int64)
-    starts = np.array([row.start for row in rows], np.int64)
-    gathered = rule.gathers(sizes, starts)
-    asking = [[p for p in shares.by_coordinate[c] if not gathered[p.row]] for c in shares.asking]
-    is_gathered = np.repeat([gathered[p.row] for p in own], [p.num_tokens for p in own]).astype(bool)
+    device, own = workspace.device, shares.own_rows
+    known = [mirrors[row.request_id] for row in rows]
+    tables = [mirror.table for mirror in known]
+    gathered = rule.gathers(
+        np.array([row.num_tokens for row in rows], np.int64), shares.row_positions
+    )  # [rows of the step]
+    is_gathered = gathered[shares.row_of]  # [all rows]
+    slots = JoinedTables(tables).slots(shares.row_of, shares.positions)
+    asks = [~is_gathered[shares.rows_of(c, c + 1)] for c in shares.asking]
+    parts = shares.parts[shares.asking_parts]
     return Batch(
         token_ids=_tensor(
-            [mirrors[p.request_id].tokens.values[p.start : p.start + p.num_tokens] for p in own], device
+            [
+                known[row].tokens.values[start : start + num_tokens]
+                for row, start, num_tokens in shares.by_coordinate[shares.own]
+            ],
+            device,
         ),
-        positions=_tensor([part.span for part in own], device),
+        positions=_tensor([shares.positions[own]], device),
         row_sizes=shares.sizes,
-        writes=_writes(shares.all_parts, mirrors, block_size=workspace.block_size, device=device),
-        asking=row_numbers(np.flatnonzero(~is_gathered), device),
-        asker_sizes=tuple(sum(p.num_tokens for p in parts) for parts in asking),
-        keys=_keys([p for parts in asking for p in parts], mirrors, device),
-        gathered=_plan(rows, gathered, shares, mirrors, is_gathered, workspace),
+        writes=_writes(slots, workspace.block_size, device),
+        asking=row_numbers(np.flatnonzero(~is_gathered[own]), device),
+        asker_sizes=tuple(int(each.sum()) for each in asks),
+        keys=_keys(
+            parts[~gathered[parts[:, 0]]],
+            tables,
+            shares.positions[shares.asking_rows][np.concatenate(asks)] + 1,
+            device,
+        ),
+        gathered=_plan(rows, tables, gathered, shares, workspace),
     )
 
 
-def _keys(parts: Sequence[Part], mirrors: Mirrors, device: torch.device) -> KeyIndex:
-    """What rows see of this rank's keys: the positions up to their own."""
-    tables = [mirrors[p.request_id].table for p in parts]
-    last = _joined([t.local_bounds(p.span + 1) for t, p in zip(tables, parts, strict=True)])
+def _keys(
+    parts: NDArray[np.int64],
+    tables: Sequence[RankTable],
+    bounds: NDArray[np.int64],
+    device: torch.device,
+) -> KeyIndex:
+    """What rows see of this rank's keys: those of the first `bounds` [R] tokens of their sequences."""
+    joined, sizes = JoinedTables([tables[row] for row in parts[:, 0]]), parts[:, 2]
+    last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), bounds)
     return KeyIndex(
-        row_starts=tuple(np.cumsum([0, *(p.num_tokens for p in parts)]).tolist()),
-        tables=tuple(_tensor([table.blocks], device) for table in tables),
+        row_starts=(0, *np.cumsum(sizes).tolist()),
+        tables=torch.split(_tensor([joined.blocks], device), joined.sizes),
         first=np.zeros_like(last),
         last=last,
     )
@@ -123,29 +138,28 @@ def _keys(parts: Sequence[Part], mirrors: Mirrors, device: torch.device) -> KeyI
 
 def _plan(
     rows: Sequence[Row],
+    tables: Sequence[RankTable],
     gathered: NDArray[np.bool_],
     shares: Shares,
-    mirrors: Mirrors,
-    is_gathered: NDArray[np.bool_],
     workspace: Workspace,
 ) -> GatherPlan:
     """What the rows see whose keys come to them, in the order of their sequences."""
-    its = [row for row, is_one in zip(rows, gathered, strict=True) if is_one]
-    tables = [mirrors[row.request_id].table for row in its]
+    which = np.flatnonzero(gathered).tolist()
     number = np.cumsum(gathered) - 1  # of a row, among those that are gathered
     asking = [
         Asking(int(number[p.row]), p.start - rows[p.row].start, p.num_tokens)
-        for p in shares.own_parts
+        for p in shares.by_coordinate[shares.own]
         if gathered[p.row]
     ]
-    places = np.concatenate(shares.places(rows))  # of a key, among the rows of the step
-    of_key = np.argsort(places)[np.repeat(gathered, [row.num_tokens for row in rows])]
+    is_gathered = gathered[shares.row_of]
+    keys = np.flatnonzero(is_gathered)
+    keys = keys[np.argsort(shares.places[keys])]  # sequence by sequence
     return workspace.plan(
-        row_numbers(np.flatnonzero(is_gathered), workspace.device),
-        _in_order(of_key, workspace.device),
+        row_numbers(np.flatnonzero(is_gathered[shares.own_rows]), workspace.device),
+        _in_order(keys, workspace.device),
         asking=asking,
-        sizes=[row.num_tokens for row in its],
-        contexts=[Context(t.blocks, t.shares(row.start)) for t, row in zip(tables, its, strict=True)],
+        sizes=[rows[i].num_tokens for i in which],
+        contexts=[Context(tables[i].blocks, tables[i].shares(rows[i].start)) for i in which],
     )
 
 
@@ -155,8 +169,7 @@ def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch
     return row_numbers(numbers, device) if counts_up else torch.from_numpy(numbers).to(device)
 
 
-def _writes(parts: Sequence[Part], mirrors: Mirrors, *, block_size: int, device: torch.device) -> Writes:
-    slots = _joined([mirrors[p.request_id].table.slots(p.start, p.start + p.num_tokens) for p in parts])
+def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> Writes:
     mine = np.flatnonzero(slots != NO_SLOT)
     blocks, offsets = np.divmod(slots[mine], block_size)
     return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))

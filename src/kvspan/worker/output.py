@@ -16,6 +16,7 @@ from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
 from kvspan.worker.batch import Mirrors, RequestMirror
+from kvspan.worker.share import Shares
 from kvspan.worker.watch import Recorder
 
 LOGIT_ROWS = 256
@@ -121,25 +122,26 @@ class Outputs:
         )
 
 
-def restored(
-    hidden: Tensor, places: Sequence[NDArray[np.int64]], wanted: NDArray[np.bool_], pcp: Group
-) -> Tensor:
+def restored(hidden: Tensor, shares: Shares, wanted: NDArray[np.bool_], pcp: Group) -> Tensor:
     """Hidden states in the order of the step, on every PCP coordinate.
 
     Args:
         hidden: [n, hidden_size], of this coordinate's rows.
-        places: for each coordinate, which rows of the step its rows are.
-        wanted: [R], which are needed; the others are not sent.
+        shares: how rows were dealt out.
+        wanted: [R], which of the step's tokens are needed; the others are not sent.
         pcp: who has them.
 
     Returns:
         [R, hidden_size]; undefined where nothing is wanted.
     """
-    mine = torch.from_numpy(np.flatnonzero(wanted[places[pcp.rank]])).to(hidden.device)
-    there = [place[wanted[place]] for place in places]
-    (gathered,) = gather_rows(pcp, [len(each) for each in there], hidden[mine])
+    if pcp.size == 1:  # they are in order
+        return hidden
+    is_wanted = wanted[shares.places]
+    sizes = [int(is_wanted[shares.rows_of(p, p + 1)].sum()) for p in range(pcp.size)]
+    mine = torch.from_numpy(np.flatnonzero(is_wanted[shares.own_rows])).to(hidden.device)
+    (gathered,) = gather_rows(pcp, sizes, hidden[mine])
     whole = hidden.new_empty(len(wanted), hidden.shape[1])
-    whole[torch.from_numpy(np.concatenate(there)).to(hidden.device)] = gathered
+    whole[torch.from_numpy(shares.places[is_wanted]).to(hidden.device)] = gathered
     return whole
 
 

@@ -124,11 +124,14 @@ class Worker:
         """Notes where time goes from here on, or no longer; what it noted since the last call."""
         return self._recorder.switch(on)
 
-    def prepare(self, step: Step) -> Batch:
-        """Takes in what a step tells of requests, and makes the tensors of its rows."""
+    def prepare(self, step: Step) -> tuple[Shares, Batch]:
+        """Takes in what a step tells of requests; deals its rows out, and makes their tensors."""
         self._mirrors.learn(step)
-        shares = self._shares(step)
-        return build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
+        topology = self._resolved.topology
+        least = least_tokens_to_split(topology.pcp_size)
+        shares = Shares.of(step.rows, topology, self._rank, least_tokens=least)
+        batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
+        return shares, batch
 
     @torch.inference_mode()
     def execute(self, step: Step) -> StepResult:
@@ -145,22 +148,16 @@ class Worker:
 
     def _execute(self, step: Step) -> StepResult:
         with self._recorder.span("prepare"):
-            batch = self.prepare(step)
+            shares, batch = self.prepare(step)
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):
             hidden = self._model.forward(batch)
         with self._recorder.span("sample"):
             wanted = self._outputs.wanted(step.rows, self._mirrors)
-            pcp = self._row_groups.pcp
-            hidden = restored(hidden, self._shares(step).places(step.rows), wanted, pcp)
+            hidden = restored(hidden, shares, wanted, self._row_groups.pcp)
             sampled = self._outputs.of(step.rows, self._mirrors, hidden)
         return StepResult(step.step_id, sampled)
-
-    def _shares(self, step: Step) -> Shares:
-        topology = self._resolved.topology
-        least = least_tokens_to_split(topology.pcp_size)
-        return Shares.of(step.rows, topology, self._rank, least_tokens=least)
 
     @staticmethod
     def _no_table() -> RankTable:

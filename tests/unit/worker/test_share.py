@@ -1,6 +1,5 @@
 """Rows over PCP coordinates: every token once, in order, and no coordinate with much more to do."""
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,7 @@ def test_every_token_is_worked_on_once(rows: list[Row], pcp_size: int, least: in
     shares = deal(rows, pcp_size=pcp_size, least_tokens_to_split=least)
     assert len(shares) == pcp_size
     parts = [part for its in shares for part in its]
-    positions = sorted((p.request_id, t) for p in parts for t in range(p.start, p.start + p.num_tokens))
+    positions = sorted((p.row, t) for p in parts for t in range(p.start, p.start + p.num_tokens))
     assert positions == [(r.request_id, t) for r in rows for t in range(r.start, r.start + r.num_tokens)]
     assert all(part.num_tokens > 0 for part in parts)
     for row in rows:
@@ -34,19 +33,26 @@ def test_every_token_is_worked_on_once(rows: list[Row], pcp_size: int, least: in
         assert [(p.row, p.start) for p in its] == sorted((p.row, p.start) for p in its)
 
 
-@given(rows=ROWS, pcp_size=st.integers(1, 8), least=st.integers(1, 100))
-def test_places_are_rows_of_the_step(rows: list[Row], pcp_size: int, least: int) -> None:
+@given(rows=ROWS, pcp_size=st.integers(1, 8), least=st.integers(1, 100), data=st.data())
+def test_places_are_tokens_of_the_step(
+    rows: list[Row], pcp_size: int, least: int, data: st.DataObject
+) -> None:
     rows = numbered(rows)
-    topology = Topology(pcp_size=pcp_size)
-    shares = Shares.of(rows, topology, 0, least_tokens=least)
-    places = shares.places(rows)
-    assert [len(each) for each in places] == list(shares.sizes)
-    every = np.concatenate(places)
-    assert sorted(every.tolist()) == list(range(sum(row.num_tokens for row in rows)))
+    rank = data.draw(st.integers(0, pcp_size - 1))
+    shares = Shares.of(rows, Topology(pcp_size=pcp_size, dcp_size=pcp_size), rank, least_tokens=least)
     tokens = [(r.request_id, t) for r in rows for t in range(r.start, r.start + r.num_tokens)]
-    assert [tokens[i] for i in every] == [
-        (p.request_id, t) for p in shares.all_parts for t in range(p.start, p.start + p.num_tokens)
+    assert sorted(shares.places.tolist()) == list(range(len(tokens)))
+    dealt = [(int(row), int(t)) for row, t in zip(shares.row_of, shares.positions, strict=True)]
+    assert [tokens[i] for i in shares.places] == dealt
+    by_hand = [
+        [(p.row, t) for p in its for t in range(p.start, p.start + p.num_tokens)]
+        for its in shares.by_coordinate
     ]
+    assert dealt == [each for its in by_hand for each in its]
+    assert dealt[shares.own_rows] == by_hand[rank]
+    assert list(shares.sizes) == [len(its) for its in by_hand]
+    assert shares.asking_rows == slice(0, len(tokens))
+    assert [tuple(part) for part in shares.parts[shares.own_parts]] == list(shares.by_coordinate[rank])
 
 
 @given(start=st.integers(0, 5000), num_tokens=st.integers(1, 5000), pcp_size=st.integers(1, 8))
