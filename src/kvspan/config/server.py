@@ -24,6 +24,7 @@ _STYLES_ELSEWHERE = {
     "llama4_json": "llama3_json",
     "deepseek_v31": "deepseek_v3",
 }
+_THOUGHTS_ELSEWHERE = dict.fromkeys(("kimi_k2", "deepseek_v3", "glm45"), "qwen3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class ServerConfig:
         _SERVER,
     )
     reasoning_parser: str = option(
-        choice("auto", "none", "deepseek_r1", "qwen3", "kimi_k2", "seed_oss"),
+        choice("auto", "none", "deepseek_r1", "qwen3", "seed_oss", aliases=_THOUGHTS_ELSEWHERE),
         "auto",
         "how the model marks its thoughts; auto looks at its chat template",
         _SERVER,

@@ -218,13 +218,23 @@ class AsyncLLM:
         finally:
             stream.abort()
 
-    async def look(self) -> Seen:
-        """What the engine looks like, between two steps; of several replicas, the first.
+    async def look(self, *, patience_s: float) -> list[Seen | None]:
+        """What each replica looks like, between two steps.
 
-        Raises:
-            EngineDeadError: there is no engine to look at.
+        Args:
+            patience_s: for those that are busy with one long step, or with starting their ranks again.
+
+        Returns:
+            One entry a replica; None = it has not said anything in time, or is not there.
         """
-        return await self._replicas[0].look()
+
+        async def one(replica: Replica) -> Seen | None:
+            try:
+                return await asyncio.wait_for(replica.look(), patience_s)
+            except (EngineDeadError, TimeoutError):
+                return None
+
+        return await asyncio.gather(*map(one, self._replicas))
 
     async def shutdown(self) -> None:
         """Ends the engine and its ranks; a second call does nothing."""
