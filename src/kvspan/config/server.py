@@ -82,6 +82,13 @@ class ServerConfig:
     )
     access_log: bool = option(SWITCH, False, "log every request", _SERVER)
 
+    profile_steps: bool = option(
+        SWITCH,
+        False,
+        "take one step in ten seconds apart, for /metrics; it costs all steps some percent",
+        _SERVER,
+    )
+
     max_queue: int = option(
         whole(0), 1024, "outputs that may wait for a place; more are refused with 429", _LIMITS
     )

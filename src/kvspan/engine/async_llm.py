@@ -49,18 +49,22 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str, *, max_restarts: int = MAX_RESTARTS, **options: Any) -> None:
-        self._prepare(EngineConfig.from_mapping({"model": model, **options}), max_restarts)
+        config = EngineConfig.from_mapping({"model": model, **options})
+        self._prepare(config, max_restarts, profile=False)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS) -> Self:
+    def from_config(
+        cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS, profile: bool = False
+    ) -> Self:
         """The same from options that have been read already.
 
         Args:
             config: options.
             max_restarts: how often lost ranks, or a lost engine, are started again in ten minutes.
+            profile: whether a step is taken apart now and then; it costs all steps some percent.
         """
         llm = cls.__new__(cls)
-        llm._prepare(config, max_restarts)
+        llm._prepare(config, max_restarts, profile=profile)
         return llm
 
     async def start(self, told: Callable[[Resolved], None] = lambda _: None) -> Ready:
@@ -249,8 +253,8 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def _prepare(self, config: EngineConfig, max_restarts: int, clock: Clock | None = None) -> None:
-        self._clock = clock or WallClock()
+    def _prepare(self, config: EngineConfig, max_restarts: int, *, profile: bool) -> None:
+        self._clock: Clock = WallClock()
         self.meter = Meter(Registry(), self._clock)
         count = config.data_parallel_size
         num_ranks = config.tensor_parallel_size * config.prefill_context_parallel_size
@@ -259,6 +263,7 @@ class AsyncLLM:
             Replica(
                 _asked(config),
                 max_restarts=max_restarts,
+                profile=profile,
                 clock=self._clock,
                 meter=self.meter,
                 name=str(number),

@@ -71,7 +71,7 @@ async def _serve(
     chosen: Callable[[Resolved], None],
     listening: Callable[[str, Ready, Served], None],
 ) -> int:
-    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts)
+    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts, profile=config.profile_steps)
     try:
         ready = await llm.start(chosen)
         served = Served(
