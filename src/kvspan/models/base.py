@@ -18,17 +18,30 @@ from kvspan.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """Rows of one reach whose queries go to the keys.
+
+    Args:
+        rows: which of this rank's rows they are.
+        sizes: rows of each rank of the reach's group.
+        keys: which of this rank's keys each of all those rows sees.
+    """
+
+    rows: slice | Tensor
+    sizes: tuple[int, ...]
+    keys: KeyIndex
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one step as tensors, the same on all ranks but for what lives where.
 
     Args:
         token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        row_sizes: rows of each PCP coordinate, whose keys stand in this order when they are gathered.
-        writes: which of all coordinates' rows this rank stores key and value of, and where.
-        asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
-        asker_sizes: asking rows of each coordinate whose queries this rank answers, in order.
-        keys: which of this rank's keys each of those rows sees.
+        row_sizes: rows of each PCP coordinate whose keys are gathered; of R they are the first.
+        writes: which of the rows whose keys come here this rank stores, and where.
+        asking: rows whose queries go to the keys: those that are spread, and those that are local.
         gathered: rows whose keys come to them, and what they see.
     """
 
@@ -36,9 +49,7 @@ class Batch:
     positions: Tensor
     row_sizes: tuple[int, ...]
     writes: Writes
-    asking: slice | Tensor
-    asker_sizes: tuple[int, ...]
-    keys: KeyIndex
+    asking: tuple["Asking", "Asking"]
     gathered: GatherPlan
 
 

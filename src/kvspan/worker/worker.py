@@ -30,7 +30,7 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Shares, home_of
 from kvspan.worker.watch import Recorder, watch_layers, watched_context
 
 
@@ -129,7 +129,7 @@ class Worker:
         self._mirrors.learn(step)
         topology = self._resolved.topology
         least = least_tokens_to_split(topology.pcp_size)
-        shares = Shares.of(step.rows, topology, self._rank, least_tokens=least)
+        shares = Shares.of(step.rows, self._homes(step), topology, self._rank, least_tokens=least)
         batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
         return shares, batch
 
@@ -158,6 +158,11 @@ class Worker:
             hidden = restored(hidden, shares, wanted, self._row_groups.pcp)
             sampled = self._outputs.of(step.rows, self._mirrors, hidden)
         return StepResult(step.step_id, sampled)
+
+    def _homes(self, step: Step) -> list[int | None]:
+        pcp_size, num_pools = self._resolved.pcp_size, self._resolved.cache_layout.num_pools
+        used = (self._mirrors[row.request_id].table.used_pools for row in step.rows)
+        return [home_of(pools, num_pools=num_pools, pcp_size=pcp_size) for pools in used]
 
     @staticmethod
     def _no_table() -> RankTable:
