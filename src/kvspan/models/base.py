@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
 from kvspan.attention.prefill import GatherPlan
+from kvspan.attention.putting import Writes
 from kvspan.attention.rows import RowGroups
-from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
 from kvspan.layers.parameter import Target

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
 from kvspan.attention.prefill import Asks, Context, GatherPlan, Workspace, row_numbers
-from kvspan.attention.slots import Writes
+from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
