@@ -100,8 +100,8 @@ def _mean(metrics: Metrics, names: Iterable[str]) -> float | None:
 
 
 def _increase(before: Metrics, after: Metrics, names: Iterable[str]) -> int | None:
-    start, end = _total(before, names), _total(after, names)
-    return None if start is None or end is None else int(end - start)
+    end = _total(after, names)  # a counter may be there only once there was something to count
+    return None if end is None else int(end - (_total(before, names) or 0))
 
 
 def _prefilled(before: Metrics, after: Metrics) -> int | None:
