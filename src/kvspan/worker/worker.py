@@ -5,6 +5,7 @@ step alone, so its neighbours do the same by construction.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 import torch
@@ -30,8 +31,13 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
+<<<<<<< HEAD
 from kvspan.worker.share import Shares, home_of
 from kvspan.worker.watch import Recorder, watch_layers, watched_context
+=======
+from kvspan.worker.share import Shares
+from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
+>>>>>>> dec
 
 
 class Worker:
@@ -47,10 +53,12 @@ class Worker:
         self._resolved, self._rank = resolved, world.rank
         self._device = rank_device(resolved.device, world.rank)
         self._recorder = Recorder()
-        context = _context(resolved, world, self._device)
-        self._row_groups = context.row_groups
         if watched:
-            context = watched_context(context, self._recorder)
+            world = WatchedWorld(world, self._recorder)
+        context = _context(resolved, world, self._device)
+        if watched:
+            context = replace(context, kernel=WatchedKernel(context.kernel, self._recorder))
+        self._row_groups = context.row_groups
         self._model = build_model(resolved.model_config, context)
         if watched:
             watch_layers(self._model, self._recorder)
