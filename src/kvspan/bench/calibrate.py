@@ -28,9 +28,10 @@ from kvspan.comm.connect import join
 from kvspan.comm.group import Group
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.facts import Collectives, Device, Rates
-from kvspan.executor.children import fork_server
+from kvspan.errors import EngineDeadError
+from kvspan.executor.children import Child, fork_server
 from kvspan.layers.linear import ColumnLinear, Storage, pack
-from kvspan.worker.messages import Channel
+from kvspan.worker.messages import Channel, Failed, decode_answer
 
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20)
 """What a rank puts in a collective."""
@@ -207,13 +208,23 @@ def _probe(num_ranks: int) -> Probe:
     try:
         for child in children:
             Channel(child.channel).send(msgspec.msgpack.encode(order))
-        body = Channel(children[0].channel).receive()
-        assert body is not None, "a rank that measures does not die"
-        return msgspec.msgpack.decode(body, type=Probe)
+        return _answer(children[0])
     finally:
         for child in children:
             child.kill()
             child.close()
+
+
+def _answer(child: Child) -> Probe:
+    body = Channel(child.channel).receive()
+    if body is None:
+        raise EngineDeadError(f"Rank {child.rank} died while it measured.")
+    try:
+        return msgspec.msgpack.decode(body, type=Probe)
+    except msgspec.ValidationError:
+        failed = decode_answer(body)
+        assert isinstance(failed, Failed)
+        raise EngineDeadError(f"Rank {failed.rank} failed: {failed.sentence}") from None
 
 
 def run_rank(channel: Channel, payload: bytes, rank: int) -> None:

@@ -228,3 +228,41 @@ def test_thousands_of_gpus_are_replicas() -> None:
 def test_a_point_that_no_layout_can_have_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--input"):
         plan(model="smollm2-135m", input=9000, output=10)
+
+
+def bare(tmp_path: Path, *, heads: int, kv_heads: int) -> str:
+    file = tmp_path / "bare.json"
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": heads * 64,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": 1024,
+        "vocab_size": 1000,
+    }
+    file.write_text(json.dumps(sizes))
+    return str(file)
+
+
+def test_a_layout_that_two_validators_would_judge_differently_is_planned() -> None:
+    """T=4 P=2 W=2 with 8 KV heads: two of them a rank."""
+    found = plan(model="llama-3.1-8b", gpus=8, input=1000, output=10)
+    assert "-tp 4 -dcp 2 -pcp 2" in {p.candidate.layout for p in found.planned}
+
+
+@pytest.mark.parametrize(
+    ("tp", "dcp", "heads", "kv_heads"), [(6, 2, 24, 2), (12, 4, 24, 2), (12, 2, 24, 4), (24, 2, 48, 8)]
+)
+def test_a_group_that_straddles_kv_heads_is_refused_here_too(
+    tmp_path: Path, tp: int, dcp: int, heads: int, kv_heads: int
+) -> None:
+    asked = {"input": 100, "output": 10, "hardware": "GB200"}  # whose links join so many ranks
+    found = plan(model=bare(tmp_path, heads=heads, kv_heads=kv_heads), gpus=tp, **asked)
+    refused = {r.layout: r.why for r in found.refused}
+    assert f"{kv_heads} KV heads" in refused[f"-tp {tp} -dcp {dcp}"]
+
+
+def test_one_kv_head_whatever_kimis_config_says() -> None:
+    found = plan(model="kimi-k2.6", hardware="GB300", input=1000, output=10)
+    spread = next(p for p in found.planned if p.candidate.layout == "-tp 8 -dcp 8")
+    assert spread.capacity.kv_bytes_per_token == 70272 / 8
