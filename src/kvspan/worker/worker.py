@@ -31,13 +31,8 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
-<<<<<<< HEAD
 from kvspan.worker.share import Shares, home_of
-from kvspan.worker.watch import Recorder, watch_layers, watched_context
-=======
-from kvspan.worker.share import Shares
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
->>>>>>> dec
 
 
 class Worker:
