@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Several ranks share the cores: one thread each, unless a command asks for more.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-all soak sanitize lint fmt clean
+.PHONY: setup demo test test-all soak headline sanitize lint fmt clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,6 +42,9 @@ test-all: setup ## the full matrices and faults too; under 50 minutes on 2 cores
 
 soak: setup ## half an hour of mixed load on a server: no leak, every request answered or refused
 	KVSPAN_SOAK_S=1800 $(BIN)/python -m pytest -m slow --timeout 2400 tests/faults/test_storms.py -k mixed
+
+headline: setup ## plain tensor parallelism against context parallelism at one KV budget; 25 minutes
+	$(BIN)/python benchmarks/headline.py
 
 sanitize: setup ## the native kernels under the address and undefined-behaviour sanitizers
 	$(BIN)/cmake -S . -B build/sanitize -DKVSPAN_SANITIZE=ON -DKVSPAN_PYTHON=OFF

@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=2 python benchmarks/attention.py decode --threads 1
     OMP_NUM_THREADS=2 python benchmarks/attention.py prefill --threads 2
 
-Rounds of all contenders are interleaved, and the median and the best of each are printed as JSON lines.
+Caches of 8 bits are given in GB/s of the bf16 that they stand for. Rounds of all contenders are
+interleaved, and the median and the best of each are printed as JSON lines.
 """
 
 import argparse
@@ -18,7 +19,9 @@ import numpy as np
 import torch
 
 from kvspan.attention.backends.registry import KERNELS, load_kernel
-from kvspan.attention.contract import Kernel, KeyIndex, Need
+from kvspan.attention.contract import Cached, Kernel, KeyIndex, Need
+from kvspan.attention.scaled import LIMITS, Scaled
+from kvspan.native import prefer_huge_pages
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,27 @@ def inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, KeyI
         last=np.tile(last, shape.batch),
     )
     query = torch.randn(shape.batch * shape.rows, heads, shape.dims[0]).bfloat16()
+    blocks = settled(blocks)
+    values = blocks[..., : shape.dims[1]] if shared else settled(values)
     return query, blocks, values, index, shape.dims[0] ** -0.5
+
+
+def settled(x: torch.Tensor) -> torch.Tensor:
+    """The same in memory that a cache would have."""
+    room = torch.empty(x.shape, dtype=x.dtype)
+    prefer_huge_pages(room.data_ptr(), room.nbytes)
+    return room.copy_(x)
+
+
+def coded(
+    shape: Shape, keys: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
+) -> tuple[Cached, Cached]:
+    """Keys and values in codes of 8 bits."""
+    parts = (shape.dims[1], shape.dims[0] - shape.dims[1])
+    if not parts[1]:
+        return tuple(Scaled.of(x, parts[:1], codes=dtype) for x in (keys, values))
+    latents = Scaled.of(keys, parts, codes=dtype)
+    return latents, latents.first_part
 
 
 def kernels(shape: Shape) -> dict[str, Kernel]:
@@ -111,10 +134,16 @@ def interleaved(contenders: dict[str, Callable[[], object]], rounds: int) -> dic
 
 def measured(shape: Shape, memory: torch.Tensor, rounds: int) -> dict[str, list[float]]:
     """Seconds of each kernel's rounds, and of reading `memory` from end to end between them."""
-    given = inputs(shape)
+    query, keys, values, index, scale = inputs(shape)
     contenders: dict[str, Callable[[], object]] = {
-        name: partial(kernel, *given) for name, kernel in kernels(shape).items()
+        name: partial(kernel, query, keys, values, index, scale)
+        for name, kernel in kernels(shape).items()
     }
+    if "NativeKernel" in contenders:
+        kernel = kernels(shape)["NativeKernel"]
+        for dtype in LIMITS:
+            cached = coded(shape, keys, values, dtype)
+            contenders[f"NativeKernel {dtype}"] = partial(kernel, query, *cached, index, scale)
     contenders["read"] = memory.max
     return interleaved(contenders, rounds)
 
@@ -139,7 +168,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of a shape's name")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    memory = torch.ones(1 << 26, dtype=torch.int32)  # 256 MiB, past every cache
+    memory = settled(torch.ones(1 << 26, dtype=torch.int32))  # 256 MiB, past every cache
     for shape in SHAPES[arguments.what]:
         if arguments.only not in shape.name:
             continue

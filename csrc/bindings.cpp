@@ -6,6 +6,7 @@
 #include "exchange.h"
 #include "isa.h"
 #include "pages.h"
+#include "store.h"
 
 namespace nb = nanobind;
 using namespace kvspan;
@@ -126,6 +127,38 @@ NB_MODULE(_native, m) {
         };
         nb::gil_scoped_release others_may_run;
         attend(call, attention_kernel(isa, dtype, stored), threads);
+    });
+
+    // clang-format off
+    m.def("store", [](Dtype dtype, Dtype stored, int threads, Address rows, Size row_stride,
+                      Size head_stride, int heads, int first_part, int second_part,
+                      Size count, Address which, Address blocks, Address offsets,
+                      Address data, Size block, Size head, Size slot,
+                      Address scales, Size scale_block, Size scale_head, Size scale_slot) {
+        // clang-format on
+        const Store call{
+            .dtype = dtype,
+            .rows = at<void>(rows),
+            .row_stride = row_stride,
+            .head_stride = head_stride,
+            .count = count,
+            .which = at<const Size>(which),
+            .blocks = at<const Size>(blocks),
+            .offsets = at<const Size>(offsets),
+            .heads = heads,
+            .part_dims = {first_part, second_part},
+            .stored = stored,
+            .data = at<void>(data),
+            .block_stride = block,
+            .slot_head_stride = head,
+            .slot_stride = slot,
+            .scales = at<std::uint16_t>(scales),
+            .scale_block_stride = scale_block,
+            .scale_head_stride = scale_head,
+            .scale_slot_stride = scale_slot,
+        };
+        nb::gil_scoped_release others_may_run;
+        store(call, threads);
     });
 
     const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();

@@ -68,6 +68,32 @@ def attend(
 ) -> None:
     """Paged attention; addresses are of memory that lives through the call, strides in elements."""
 
+def store(
+    dtype: Dtype,
+    stored: Dtype,
+    threads: int,
+    rows: int,
+    row_stride: int,
+    head_stride: int,
+    heads: int,
+    first_part: int,
+    second_part: int,
+    count: int,
+    which: int,
+    blocks: int,
+    offsets: int,
+    data: int,
+    block: int,
+    head: int,
+    slot: int,
+    scales: int,
+    scale_block: int,
+    scale_head: int,
+    scale_slot: int,
+    /,
+) -> None:
+    """See `csrc/store.h`; addresses are of memory that lives through the call, strides in elements."""
+
 class ShmGroup:
     """A group of processes that share memory; see `csrc/exchange.h`. Addresses live until `finish`."""
 

@@ -131,16 +131,6 @@ class Topology:
             for a in range(0, t, width)
         ]
 
-    def asking_groups(self) -> list[tuple[int, ...]]:
-        """Ranks with the same weights whose rows ask the same keys.
-
-        With W > 1 they are those of `pcp_groups`: a DCP group keeps the keys of all rows. With W = 1
-        every PCP coordinate keeps all keys, and a rank answers its own rows alone.
-        """
-        if self.dcp_size == 1:
-            return [(rank,) for rank in range(self.world_size)]
-        return self.pcp_groups()
-
     def tp_rank(self, rank: int) -> int:
         """Place of `rank` among the ranks that share the FFN."""
         return rank % self.tp_size
@@ -152,11 +142,6 @@ class Topology:
     def attention_tp_rank(self, rank: int) -> int:
         """Which A-th part of the heads `rank` works on."""
         return self.tp_rank(rank) // self.tp_ranks_per_dcp
-
-    def asking_coordinates(self, rank: int) -> list[int]:
-        """PCP coordinates whose queries `rank` answers, in order."""
-        group = next(group for group in self.asking_groups() if rank in group)
-        return [self.pcp_rank(other) for other in group]
 
     def dcp_group(self, rank: int) -> tuple[int, ...]:
         """The DCP group of `rank`, in order of `dcp_rank`."""

@@ -58,7 +58,6 @@ def built(
         dcp=Place(topology.dcp_rank(rank), topology.dcp_size),
         row_groups=RowGroups(
             pcp=Place(0, 1),
-            asking=Place(0, 1),
             columns=Place(topology.dcp_rank(rank), topology.dcp_size),
         ),
         exchange="a2a",

@@ -192,7 +192,7 @@ def test_the_feed_tells_a_state_at_a_time(server: Running) -> None:
         lines = (line for line in reply.iter_lines() if line)
         looks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(3)]
     assert looks[0]["ready"]
-    assert looks[0]["ranks"] == [{"rank": 0, "pool": 0}]
+    assert looks[0]["ranks"] == [{"replica": 0, "rank": 0, "pool": 0}]
     assert len(looks[0]["pools"][0]["cells"]) <= looks[0]["pools"][0]["num_blocks"]
     assert looks[2]["at"] - looks[0]["at"] > 0.2
 
@@ -204,3 +204,13 @@ def test_the_page_is_open_and_its_feed_is_not(model: Path) -> None:
         assert client.get("/live/feed").status_code == 401
         with client.stream("GET", "/live/feed", headers={"Authorization": "Bearer secret"}) as reply:
             assert reply.status_code == 200
+
+
+def test_replicas_are_shown_side_by_side(model: Path) -> None:
+    replicas = ("--data-parallel-size", "2", *TWO_RANKS)
+    with serving(model, *replicas) as two, httpx.stream("GET", f"{two.url}/live/feed") as reply:
+        seen = json.loads(next(filter(None, reply.iter_lines())).removeprefix("data: "))
+    where = [(each["replica"], each["rank"], each["pool"]) for each in seen["ranks"]]
+    assert where == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
+    assert [len(pool["cells"]) > 0 for pool in seen["pools"]] == [True] * 4
+    assert seen["layout"]["num_replicas"] == 2

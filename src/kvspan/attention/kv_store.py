@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from kvspan.attention.contract import KeyIndex
+from kvspan.attention.putting import Writes
 from kvspan.attention.scaled import Scaled
-from kvspan.attention.slots import Slots, SlotShape, Writes, make_slots
+from kvspan.attention.slots import Slots, SlotShape, make_slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,7 +110,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class Asks:
     """Consecutive rows of a sequence that this rank works on.
 
     Args:
@@ -147,7 +147,7 @@ class Workspace:
         rows: slice | Tensor,
         keys: slice | Tensor,
         *,
-        asking: Sequence[Asking],
+        asking: Sequence[Asks],
         sizes: Sequence[int],
         contexts: Sequence[Context],
     ) -> GatherPlan:
@@ -164,7 +164,7 @@ class Workspace:
         new, cached = self._new(starts, asking), self._cached(asking, contexts)
         return GatherPlan(rows, keys, int(starts[-1]), tuple(new), tuple(cached))
 
-    def _new(self, starts: Counts, asking: Sequence[Asking]) -> Iterator[NewPart]:
+    def _new(self, starts: Counts, asking: Sequence[Asks]) -> Iterator[NewPart]:
         """Each row sees its sequence's tokens up to itself."""
         begin, end = (
             np.array([starts[a.sequence] + extra(a) for a in asking], np.int64)
@@ -179,7 +179,7 @@ class Workspace:
             here = (np.clip(bound - start, 0, stop - start) for bound in (first, last))
             yield NewPart(slice(start, stop), self._sees(sizes, which, *here))
 
-    def _cached(self, asking: Sequence[Asking], contexts: Sequence[Context]) -> Iterator[CachedPart]:
+    def _cached(self, asking: Sequence[Asks], contexts: Sequence[Context]) -> Iterator[CachedPart]:
         """Each row sees all of its sequence's context."""
         shares = np.stack([np.zeros(self.dcp_size, np.int64), *(c.shares for c in contexts)])
         bounds = np.cumsum(shares, axis=0)  # [S + 1, W], where each sequence begins in what a rank has

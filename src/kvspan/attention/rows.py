@@ -1,12 +1,14 @@
 """How rows that PCP coordinates share out meet in attention. Knows counts of rows; knows no requests.
 
-Every coordinate works on its own rows through the whole network. In attention its new keys reach all
-coordinates, and its queries reach those that hold keys which they do not hold themselves:
+Every coordinate works on its own rows through the whole network. A row has a **reach**: how far its
+query travels, and who exchanges what it sees.
 
-    W = 1    every coordinate keeps all keys          a rank answers its own queries alone
-    W > 1    the cache is spread over coordinates     a rank answers everybody's queries over its keys
+    local     all its keys are at its coordinate: with W = 1, and of a request whose blocks all are
+    spread    its keys are all over the DCP group: its query goes to every coordinate of it
 
-Rows of several coordinates stand in order of the coordinate. One coordinate is an ordinary value.
+New keys of rows that others may ask too are gathered over the coordinates, in their order, before the
+cache is written; those of a request that has one coordinate for a home stay there. One coordinate is an
+ordinary value.
 """
 
 from collections.abc import Sequence
@@ -15,9 +17,12 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Self
 
+import torch
 from torch import Tensor
 
+from kvspan.attention.exchange import Exchange, make_exchange
 from kvspan.comm.group import Group, Piece, World
+from kvspan.comm.local import solo
 from kvspan.topology import Span, Topology
 
 
@@ -27,12 +32,10 @@ class RowGroups:
 
     Args:
         pcp: ranks with the same weights that work on other rows, in order of their coordinate.
-        asking: those of them whose queries this rank answers.
         columns: ranks that share the query columns of the same rows: a part of the DCP group.
     """
 
     pcp: Group
-    asking: Group
     columns: Group
 
     @classmethod
@@ -47,7 +50,6 @@ class RowGroups:
         same = topology.column_groups() == topology.dcp_groups()
         return cls(
             pcp=world.group(topology.pcp_groups()),
-            asking=world.group(topology.asking_groups()),
             columns=dcp if same else world.group(topology.column_groups()),
         )
 
@@ -57,14 +59,48 @@ def gather_rows(group: Group, sizes: Sequence[int], *tensors: Tensor) -> list[Te
 
     Args:
         group: who has the others.
-        sizes: rows of each rank of the group.
-        tensors: [sizes[rank], ...], this rank's rows.
+        sizes: rows of each rank of the group that are gathered.
+        tensors: [n, ...], this rank's rows; those after the first sizes[rank] stay here alone.
 
     Returns:
-        [sum of sizes, ...] of each, on every rank.
+        [sum of sizes + n - sizes[rank], ...] of each: everybody's rows, and then those that stayed.
     """
-    under_way = [group.all_gather(x.contiguous(), sizes) for x in tensors]
-    return [pending.wait() for pending in under_way]
+    if not any(sizes):  # the same on all ranks
+        return list(tensors)
+    own = sizes[group.rank]
+    under_way = [group.all_gather(x[:own].contiguous(), sizes) for x in tensors]
+    gathered = [pending.wait() for pending in under_way]
+    return [
+        every if len(x) == own else torch.cat([every, x[own:]])
+        for every, x in zip(gathered, tensors, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How rows of one kind come by what they see.
+
+    Args:
+        group: ranks over which their queries are gathered.
+        exchange: how partial results meet.
+    """
+
+    group: Group
+    exchange: Exchange
+
+
+def make_reaches(name: str, groups: RowGroups, dcp: Group) -> tuple[Reach, Reach]:
+    """The reaches of rows: spread, and local.
+
+    Args:
+        name: the exchange, `a2a` or `ag_rs`.
+        groups: who works on other rows, and who on the same.
+        dcp: ranks that share sequences.
+    """
+    return (
+        Reach(groups.pcp, make_exchange(name, dcp)),
+        Reach(solo(), make_exchange(name, groups.columns)),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -72,11 +108,11 @@ def cut_pieces(asking: tuple[int, ...], columns: tuple[Span, ...]) -> tuple[Piec
     """Who owns which part of a step's attention output: the rows of a coordinate times a slice.
 
     Args:
-        asking: rows of each coordinate that asks.
+        asking: rows of each coordinate whose queries come here.
         columns: slices of the flattened head-by-dim axis, one for each rank of `RowGroups.columns`.
 
     Returns:
-        The pieces in order of `dcp_rank`, in which the coordinate runs fastest; the same objects
+        The pieces in order of rank in the exchange, the coordinate running fastest; the same objects
         whenever the same is asked, so that a group's plans for them hold.
     """
     borders = list(pairwise(accumulate(asking, initial=0)))

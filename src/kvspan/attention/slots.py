@@ -13,23 +13,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kvspan.attention.putting import Writes, choose_put
 from kvspan.attention.scaled import LIMITS, SCALE_DTYPE, Scaled
 from kvspan.native import prefer_huge_pages
-
-
-@dataclass(frozen=True, slots=True)
-class Writes:
-    """Which rows of a step this rank writes, and where.
-
-    Args:
-        rows: [n] int64, rows whose token lives on this rank.
-        blocks: [n] int64, the block of each.
-        offsets: [n] int64, the place in the block of each.
-    """
-
-    rows: Tensor
-    blocks: Tensor
-    offsets: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +91,7 @@ class PlainSlots:
 
     def __init__(self, shape: SlotShape, *, dtype: torch.dtype, device: torch.device) -> None:
         self._shape, self._dtype, self._device = shape, dtype, device
+        self._put = choose_put(device)
         self.allocate(0)
 
     @property
@@ -124,7 +111,7 @@ class PlainSlots:
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        _put(self._all, rows[writes.rows].to(self._dtype), writes)
+        self._put(self._all, rows, writes)
 
     def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """See `Slots.read`."""
@@ -149,6 +136,7 @@ class ScaledSlots:
         self, shape: SlotShape, *, dtype: torch.dtype, seen_dtype: torch.dtype, device: torch.device
     ) -> None:
         self._shape, self._dtype, self._seen_dtype, self._device = shape, dtype, seen_dtype, device
+        self._put = choose_put(device)
         self.allocate(0)
 
     @property
@@ -175,10 +163,7 @@ class ScaledSlots:
 
     def put(self, rows: Tensor, writes: Writes) -> None:
         """See `Slots.put`."""
-        put = Scaled.of(rows[writes.rows], self._shape.parts, codes=self._dtype)
-        # Bytes, since not every device indexes elements of 8-bit floats.
-        _put(self._all.codes.view(torch.uint8), put.codes.view(torch.uint8), writes)
-        _put(self._all.scales, put.scales, writes)
+        self._put(self._all, rows, writes)
 
     def read(self, blocks: Tensor, offsets: Tensor) -> Tensor:
         """See `Slots.read`."""
@@ -217,8 +202,3 @@ def _room(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     if device.type == "cpu":
         prefer_huge_pages(room.data_ptr(), room.nbytes)
     return room
-
-
-def _put(slots: Tensor, rows: Tensor, writes: Writes) -> None:
-    """Writes rows [n, Hkv, D] to their places in [N, Hkv, B, D]."""
-    slots[writes.blocks, :, writes.offsets] = rows

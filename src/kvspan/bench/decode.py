@@ -36,11 +36,15 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of an engine that serves the cases and no more."""
+        """Options of an engine that serves the cases.
+
+        Its cache may hold twice as much: what is decoded goes to the pool whose turn it is, and must
+        find room there that no prompt's made-up units take up.
+        """
         longest = max(case.context for case in self.cases)
         return {
             "max_model_len": longest + self.num_steps + ROOM_TOKENS,
-            "max_num_seqs": max(case.batch for case in self.cases),
+            "max_num_seqs": 2 * max(case.batch for case in self.cases),
         }
 
 

@@ -72,7 +72,7 @@ class _Replay:
         self._preemptions_before = core.stats.preemptions
         self._num_ended = 0
         self._start_s = clock.now_s()
-        self.observed = Observed()
+        self.observed = Observed(started_s=self._start_s)
 
     def now_s(self) -> float:
         return self._clock.now_s() - self._start_s

@@ -99,6 +99,7 @@ class Observed(msgspec.Struct, kw_only=True):
         preemptions: in the run; None = nobody said.
         filled_s: when as many requests had ended as there are users; None = never, or it has no users.
         drained_s: when fewer requests were left than users, or none; None = that was not reached.
+        started_s: what the clock said at the start of the run.
         end_s: when the run ended.
         interrupted: whether somebody ended it early.
     """
@@ -108,5 +109,6 @@ class Observed(msgspec.Struct, kw_only=True):
     preemptions: int | None = None
     filled_s: float | None = None
     drained_s: float | None = None
+    started_s: float = 0.0
     end_s: float = 0.0
     interrupted: bool = False

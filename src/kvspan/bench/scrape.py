@@ -10,15 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvspan.bench.record import Sample
 
-_RUNNING = ("kvspan_requests_running", "vllm:num_requests_running")
-_KV_SHARE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-_KV_USED, _KV_TOTAL = ("kvspan_kv_used_tokens",), ("kvspan_kv_capacity_tokens",)
-_PREEMPTIONS = ("kvspan_preemptions_total", "vllm:num_preemptions_total")
-_PREFILL = ("kvspan_prefill_tokens_total",)
-_OUTPUT = ("kvspan_output_tokens_total", "vllm:generation_tokens_total")
+_RUNNING = ("kvspan_num_requests_running", "vllm:num_requests_running")
+_KV_SHARE = ("kvspan_kv_cache_usage_ratio", "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_PREEMPTIONS = ("kvspan_num_preemptions_total", "vllm:num_preemptions_total")
+_OUTPUT = ("kvspan_generation_tokens_total", "vllm:generation_tokens_total")
+_LOOKED_UP = ("kvspan_prefix_cache_queries_total", "vllm:prefix_cache_queries_total")
+_FOUND = ("kvspan_prefix_cache_hits_total", "vllm:prefix_cache_hits_total")
 
-Metrics = dict[str, float]
-"""Name -> value, summed over labels."""
+Metrics = dict[str, list[float]]
+"""Name -> the values of all its labels: ranks, replicas."""
 
 
 class Scraper:
@@ -54,9 +54,9 @@ class Scraper:
         return Sample(
             start_s=start_s,
             lasts_s=now_s - start_s,
-            running=int(_first_of(now, _RUNNING) or 0),
-            kv_used=_kv_used(now),
-            prefill_tokens=_increase(before, now, _PREFILL),
+            running=int(_total(now, _RUNNING) or 0),
+            kv_used=_mean(now, _KV_SHARE),
+            prefill_tokens=_prefilled(before, now),
             output_tokens=_increase(before, now, _OUTPUT),
         )
 
@@ -73,26 +73,38 @@ class Scraper:
 
 
 def parse(text: str) -> Metrics:
-    """Metrics by name, summed over their labels; nothing if it is no page of metrics."""
+    """Metrics by name; nothing if it is no page of metrics."""
     found: Metrics = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+                found.setdefault(sample.name, []).append(sample.value)
     except ValueError:
         return {}
     return found
 
 
-def _first_of(metrics: Metrics, names: Iterable[str]) -> float | None:
-    return next((metrics[name] for name in names if name in metrics), None)
+def _values(metrics: Metrics, names: Iterable[str]) -> list[float]:
+    """Of the first name that is there."""
+    return next((metrics[name] for name in names if name in metrics), [])
+
+
+def _total(metrics: Metrics, names: Iterable[str]) -> float | None:
+    values = _values(metrics, names)
+    return sum(values) if values else None
+
+
+def _mean(metrics: Metrics, names: Iterable[str]) -> float | None:
+    values = _values(metrics, names)
+    return sum(values) / len(values) if values else None
 
 
 def _increase(before: Metrics, after: Metrics, names: Iterable[str]) -> int | None:
-    start, end = _first_of(before, names), _first_of(after, names)
-    return None if start is None or end is None else int(end - start)
+    end = _total(after, names)  # a counter may be there only once there was something to count
+    return None if end is None else int(end - (_total(before, names) or 0))
 
 
-def _kv_used(metrics: Metrics) -> float | None:
-    used, total = _first_of(metrics, _KV_USED), _first_of(metrics, _KV_TOTAL)
-    return used / total if used is not None and total else _first_of(metrics, _KV_SHARE)
+def _prefilled(before: Metrics, after: Metrics) -> int | None:
+    """Tokens of prompts that were looked up in the cache and not found."""
+    asked, found = _increase(before, after, _LOOKED_UP), _increase(before, after, _FOUND)
+    return None if asked is None or found is None else asked - found

@@ -44,6 +44,7 @@ class SweepPlan:
         trace: the rows.
         scale: what the trace's lengths were divided by.
         duration_s: of a point; longer ones are ended.
+        duration_per_user_s: more for each user, since more users take longer to get under way.
         seed: of prompts.
     """
 
@@ -52,7 +53,12 @@ class SweepPlan:
     trace: Trace
     scale: int = 1
     duration_s: float = 60.0
+    duration_per_user_s: float = 0.0
     seed: int = 0
+
+    def stop_s(self, users: int) -> float:
+        """Seconds after which a point of so many users is ended."""
+        return self.duration_s + users * self.duration_per_user_s
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +152,14 @@ def read_points(path: Path) -> dict[str, Point]:
 
 def point_key(plan: SweepPlan, layout: Layout, users: int) -> str:
     """Tells one point from every other: 16 hex digits of all that decides it."""
-    what = (vars(layout.config), users, plan.scale, plan.duration_s, plan.seed, plan.trace.block_tokens)
+    what = (
+        vars(layout.config),
+        users,
+        plan.scale,
+        plan.stop_s(users),
+        plan.seed,
+        plan.trace.block_tokens,
+    )
     digest = blake2b(msgspec.json.encode(what), digest_size=8)
     digest.update(msgspec.json.encode(plan.trace.rows))
     return digest.hexdigest()
@@ -180,7 +193,7 @@ def _measure(plan: SweepPlan, layout: Layout, users: int, key: str, told: Told) 
             ClosedLoop(plan.trace, users=users),
             users=users,
             seed=plan.seed,
-            stop_s=plan.duration_s,
+            stop_s=plan.stop_s(users),
             told=told,
         )
     finally:

@@ -40,6 +40,12 @@ class RankTable:
         self._blocks = Grown(np.zeros(0, np.int32))
         self._owned_before = Grown(np.zeros(1, np.int32))  # [num_units + 1]
         self._pools = Grown(np.zeros(0, np.int16))  # [num_units]
+        self._used_pools: set[int] = set()
+
+    @property
+    def used_pools(self) -> frozenset[int]:
+        """Pools that have any of its units."""
+        return frozenset(self._used_pools)
 
     @property
     def num_units(self) -> int:
@@ -62,6 +68,7 @@ class RankTable:
         pools, blocks = np.divmod(np.asarray(units, np.int64), self._blocks_per_pool)
         mine = pools == self._pool
         self._pools.extend(pools)
+        self._used_pools.update(pools.tolist())
         self._blocks.extend(blocks[mine])
         self._owned_before.extend(self._owned_before.values[-1] + np.cumsum(mine))
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from kvspan.bench.figures import Figures, figures
 from kvspan.bench.http import HttpReplay, Server
 from kvspan.bench.offline import replay_offline
+from kvspan.bench.profile import StepProfiler
 from kvspan.bench.record import Observed
 from kvspan.bench.schedule import ClosedLoop, OpenLoop, Schedule
 from kvspan.bench.serve_report import (
@@ -75,6 +76,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
     out.add_argument("--csv", type=Path, metavar="FILE", help="a line for each request")
     out.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and plots")
+    out.add_argument(
+        "--profile",
+        type=Path,
+        metavar="FILE",
+        help="some steps as a Chrome trace, a row for each rank (for https://ui.perfetto.dev)",
+    )
+    out.add_argument("--profile-steps", type=int, default=50, help="how many (50)")
+    out.add_argument("--profile-skip", type=int, default=20, help="steps before them (20)")
     add_trace_flags(parser)
     add_engine_flags(parser, positional_model=True)
 
@@ -96,9 +105,16 @@ def _check(arguments: argparse.Namespace) -> None:
             "--concurrency and --speed-up exclude each other: a closed loop goes by answers, an open "
             "one by the trace's times."
         )
-    for flag, value in (("--rows", arguments.rows), ("--num-ranks", arguments.num_ranks)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{flag} {value} is too small: 1 or more.")
+    for flag, value, least in (
+        ("--rows", arguments.rows, 1),
+        ("--num-ranks", arguments.num_ranks, 1),
+        ("--profile-steps", arguments.profile_steps, 1),
+        ("--profile-skip", arguments.profile_skip, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    if arguments.profile is not None and arguments.url is not None:
+        raise ConfigError("--profile watches an engine of this process, and not the server at --url.")
     if arguments.duration is not None and arguments.duration <= 0:
         raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
     if (arguments.url is None) == (vars(arguments).get("model") is None):
@@ -137,9 +153,17 @@ def _in_process(arguments: argparse.Namespace, trace: Trace) -> tuple[Observed, 
     console = stderr_console()
     resolved, _ = resolve_engine(engine_config(arguments))
     print_choices(console, resolved)
-    core = EngineCore(resolved, make_executor(resolved))
+    executor = make_executor(resolved, watched=arguments.profile is not None)
+    core = EngineCore(resolved, executor)
+    skip, steps = arguments.profile_skip, arguments.profile_steps
+    profiler = StepProfiler(executor, skip=skip, steps=steps if arguments.profile is not None else 0)
     try:
         print_capacity(console, core)
+
+        def told(observed: Observed, now_s: float) -> None:
+            bar.show(observed, now_s)
+            profiler.after_step(observed)
+
         with ReplayBar(console, len(trace.rows)) as bar:
             observed = replay_offline(
                 core,
@@ -148,8 +172,11 @@ def _in_process(arguments: argparse.Namespace, trace: Trace) -> tuple[Observed, 
                 users=arguments.concurrency or 0,
                 seed=arguments.trace_seed,
                 stop_s=arguments.duration or float("inf"),
-                told=bar.show,
+                told=told,
             )
+        if arguments.profile is not None:
+            profiler.stop()
+            write_text(profiler.trace(observed).decode(), arguments.profile)
         return observed, resolved.topology.world_size
     finally:
         core.shutdown()

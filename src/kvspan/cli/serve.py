@@ -8,9 +8,9 @@ from kvspan.cli.startup import print_choices, print_plan, stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig
 from kvspan.config.environment import api_keys
 from kvspan.config.server import SERVER_OPTIONS, ServerConfig
-from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.messages import Ready
 from kvspan.server.serve import serve
+from kvspan.server.served import Served
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     console = stderr_console()
 
-    def listening(url: str, ready: Ready, _llm: AsyncLLM) -> None:
+    def listening(url: str, ready: Ready, served: Served) -> None:
         print_plan(console, ready.plan, ready.reports)
+        console.print(f"  {served.styles.why}", markup=False, style="dim")
         console.print(f"Serving on {url}/v1 (Ctrl-C drains, a second one ends)", markup=False)
 
     return serve(

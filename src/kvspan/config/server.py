@@ -24,6 +24,7 @@ _STYLES_ELSEWHERE = {
     "llama4_json": "llama3_json",
     "deepseek_v31": "deepseek_v3",
 }
+_THOUGHTS_ELSEWHERE = dict.fromkeys(("kimi_k2", "deepseek_v3", "glm45"), "qwen3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class ServerConfig:
         _SERVER,
     )
     reasoning_parser: str = option(
-        choice("auto", "none", "deepseek_r1", "qwen3", "kimi_k2", "seed_oss"),
+        choice("auto", "none", "deepseek_r1", "qwen3", "seed_oss", aliases=_THOUGHTS_ELSEWHERE),
         "auto",
         "how the model marks its thoughts; auto looks at its chat template",
         _SERVER,
@@ -80,6 +81,13 @@ class ServerConfig:
         TEXT, None, "path under which a reverse proxy serves this server", _SERVER, unsaid="none"
     )
     access_log: bool = option(SWITCH, False, "log every request", _SERVER)
+
+    profile_steps: bool = option(
+        SWITCH,
+        False,
+        "take one step in ten seconds apart, for /metrics; it costs all steps some percent",
+        _SERVER,
+    )
 
     max_queue: int = option(
         whole(0), 1024, "outputs that may wait for a place; more are refused with 429", _LIMITS

@@ -8,13 +8,15 @@ from kvspan.topology import Topology
 def kv_bytes_read(model: ModelConfig, topology: Topology, *, kv_dtype_bytes: int) -> int:
     """Bytes that the ranks together read of one token that a row sees, copies of KV heads included.
 
+    Of the whole copies that PCP coordinates keep where sequences are not spread, a row reads one.
+
     Args:
         model: sizes.
         topology: a legal layout.
         kv_dtype_bytes: bytes of one cached element.
     """
     local = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=kv_dtype_bytes)
-    return local * topology.world_size // topology.dcp_size
+    return local * topology.world_size // max(topology.dcp_size, topology.pcp_size)
 
 
 def weight_bytes_read(

@@ -49,18 +49,22 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str, *, max_restarts: int = MAX_RESTARTS, **options: Any) -> None:
-        self._prepare(EngineConfig.from_mapping({"model": model, **options}), max_restarts)
+        config = EngineConfig.from_mapping({"model": model, **options})
+        self._prepare(config, max_restarts, profile=False)
 
     @classmethod
-    def from_config(cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS) -> Self:
+    def from_config(
+        cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS, profile: bool = False
+    ) -> Self:
         """The same from options that have been read already.
 
         Args:
             config: options.
             max_restarts: how often lost ranks, or a lost engine, are started again in ten minutes.
+            profile: whether a step is taken apart now and then; it costs all steps some percent.
         """
         llm = cls.__new__(cls)
-        llm._prepare(config, max_restarts)
+        llm._prepare(config, max_restarts, profile=profile)
         return llm
 
     async def start(self, told: Callable[[Resolved], None] = lambda _: None) -> Ready:
@@ -218,13 +222,23 @@ class AsyncLLM:
         finally:
             stream.abort()
 
-    async def look(self) -> Seen:
-        """What the engine looks like, between two steps; of several replicas, the first.
+    async def look(self, *, patience_s: float) -> list[Seen | None]:
+        """What each replica looks like, between two steps.
 
-        Raises:
-            EngineDeadError: there is no engine to look at.
+        Args:
+            patience_s: for those that are busy with one long step, or with starting their ranks again.
+
+        Returns:
+            One entry a replica; None = it has not said anything in time, or is not there.
         """
-        return await self._replicas[0].look()
+
+        async def one(replica: Replica) -> Seen | None:
+            try:
+                return await asyncio.wait_for(replica.look(), patience_s)
+            except (EngineDeadError, TimeoutError):
+                return None
+
+        return await asyncio.gather(*map(one, self._replicas))
 
     async def shutdown(self) -> None:
         """Ends the engine and its ranks; a second call does nothing."""
@@ -239,8 +253,8 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def _prepare(self, config: EngineConfig, max_restarts: int, clock: Clock | None = None) -> None:
-        self._clock = clock or WallClock()
+    def _prepare(self, config: EngineConfig, max_restarts: int, *, profile: bool) -> None:
+        self._clock: Clock = WallClock()
         self.meter = Meter(Registry(), self._clock)
         count = config.data_parallel_size
         num_ranks = config.tensor_parallel_size * config.prefill_context_parallel_size
@@ -249,6 +263,7 @@ class AsyncLLM:
             Replica(
                 _asked(config),
                 max_restarts=max_restarts,
+                profile=profile,
                 clock=self._clock,
                 meter=self.meter,
                 name=str(number),

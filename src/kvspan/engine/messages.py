@@ -22,10 +22,12 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
     Args:
         options: of `EngineConfig`, those that were asked.
         max_restarts: how often ranks that were lost are started again, within ten minutes.
+        profile: whether a step is taken apart now and then; it costs all steps some percent.
     """
 
     options: dict[str, Any]
     max_restarts: int
+    profile: bool
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):

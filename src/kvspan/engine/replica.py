@@ -96,7 +96,8 @@ class Replica:
     Args:
         options: of `EngineConfig`, those that were asked.
         max_restarts: how often lost ranks, and a lost process, are started again in ten minutes.
-        clock: for that.
+        profile: whether a step is taken apart now and then.
+        clock: for restarts.
         meter: keeps the metrics.
         name: among the replicas, for them.
         environment: of its process; None = that of this one.
@@ -108,13 +109,14 @@ class Replica:
         options: Mapping[str, Any],
         *,
         max_restarts: int,
+        profile: bool,
         clock: Clock,
         meter: Meter,
         name: str = "0",
         environment: Mapping[str, str] | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> None:
-        self._options, self._max_restarts = dict(options), max_restarts
+        self._options, self._max_restarts, self._profile = dict(options), max_restarts, profile
         self._meter, self._name = meter, name
         self._environment, self._begun = environment, begun
         self.health = Health()
@@ -160,7 +162,7 @@ class Replica:
             EngineDeadError: its process has ended without a word.
         """
         await self._spawn()
-        self._tell(Begin(self._options, self._max_restarts))
+        self._tell(Begin(self._options, self._max_restarts, self._profile))
         chosen = await self._hear()
         assert isinstance(chosen, Chosen), "the first report is what was chosen"
         self.chosen = chosen

@@ -55,7 +55,7 @@ PROBE_S = 1.0
 """Between looks at whether the ranks of an idle engine are there."""
 
 PROFILE_S = 10.0
-"""Between steps whose parts are timed; the others pay for a question at each part."""
+"""Between steps whose parts are timed, if that was asked."""
 
 _READ_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 21  # a server that pauses for a moment must not hold a step up
@@ -87,12 +87,12 @@ def _serve(link: "Link", begin: Begin) -> None:
     grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
     warming = threading.Thread(target=grammars.warm)  # while the ranks load their weights
     warming.start()
-    executor = make_executor(resolved, watched=True)
+    executor = make_executor(resolved, watched=begin.profile)
     core = EngineCore(resolved, executor, grammars)
     warming.join()
     link.tell(Ready(core.reports, core.plan))
     try:
-        Service(core, executor, link, max_restarts=begin.max_restarts).run()
+        Service(core, executor, link, begin).run()
     finally:
         core.shutdown()
 
@@ -185,8 +185,8 @@ class Service:
         core: its ranks have been started.
         executor: of the core.
         link: to the server.
-        max_restarts: how often lost ranks are started again, within ten minutes.
-        clock: for the length of steps, and for that window.
+        begin: what was asked.
+        clock: for the length of steps, and for the window of restarts.
     """
 
     def __init__(
@@ -194,13 +194,14 @@ class Service:
         core: EngineCore,
         executor: MeasuredExecutor,
         link: Link,
+        begin: Begin,
         *,
-        max_restarts: int,
         clock: Clock | None = None,
     ) -> None:
         self._core, self._executor, self._link = core, executor, link
         self._clock = clock or WallClock()
-        self._restarts = Restarts(max_restarts, self._clock)
+        self._restarts = Restarts(begin.max_restarts, self._clock)
+        self._profile = begin.profile
         self._profiled_s = self._clock.now_s()
 
     def run(self) -> None:
@@ -246,7 +247,7 @@ class Service:
 
     def _step(self) -> None:
         started_s = self._clock.now_s()
-        profiled = started_s - self._profiled_s >= PROFILE_S
+        profiled = self._profile and started_s - self._profiled_s >= PROFILE_S
         if profiled:
             self._executor.watch(True)
         started_s = self._clock.now_s()
@@ -265,7 +266,7 @@ class Service:
         """
         while self._restarts.take():
             self._link.tell(Recovering(str(loss)))
-            self._executor = make_executor(self._core.resolved, watched=True)
+            self._executor = make_executor(self._core.resolved, watched=self._profile)
             try:
                 self._core.revive(self._executor)
             except EngineDeadError as again:

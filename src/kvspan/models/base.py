@@ -9,12 +9,27 @@ from torch import Tensor, nn
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheFormat, CacheStore
 from kvspan.attention.prefill import GatherPlan
+from kvspan.attention.putting import Writes
 from kvspan.attention.rows import RowGroups
-from kvspan.attention.slots import Writes
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Storage
 from kvspan.layers.parameter import Target
 from kvspan.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Rows of one reach whose queries go to the keys.
+
+    Args:
+        rows: which of this rank's rows they are.
+        sizes: rows of each rank of the reach's group.
+        keys: which of this rank's keys each of all those rows sees.
+    """
+
+    rows: slice | Tensor
+    sizes: tuple[int, ...]
+    keys: KeyIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +39,9 @@ class Batch:
     Args:
         token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        row_sizes: rows of each PCP coordinate, whose keys stand in this order when they are gathered.
-        writes: which of all coordinates' rows this rank stores key and value of, and where.
-        asking: rows whose queries go to the keys, wherever those are; the others are `gathered`.
-        asker_sizes: asking rows of each coordinate whose queries this rank answers, in order.
-        keys: which of this rank's keys each of those rows sees.
+        row_sizes: rows of each PCP coordinate whose keys are gathered; of R they are the first.
+        writes: which of the rows whose keys come here this rank stores, and where.
+        asking: rows whose queries go to the keys: those that are spread, and those that are local.
         gathered: rows whose keys come to them, and what they see.
     """
 
@@ -36,9 +49,7 @@ class Batch:
     positions: Tensor
     row_sizes: tuple[int, ...]
     writes: Writes
-    asking: slice | Tensor
-    asker_sizes: tuple[int, ...]
-    keys: KeyIndex
+    asking: tuple["Asking", "Asking"]
     gathered: GatherPlan
 
 

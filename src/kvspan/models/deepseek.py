@@ -26,11 +26,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvspan.attention.contract import KeyIndex
-from kvspan.attention.exchange import make_exchange
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
 from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
-from kvspan.attention.rows import cut_pieces, gather_rows
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
@@ -39,7 +38,7 @@ from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.models.base import Batch, RankContext
+from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
 from kvspan.topology import Span, cuts, touched_heads
@@ -98,7 +97,7 @@ class LatentAttention(nn.Module):
         self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
         self.block_size, self.workspace_tokens = context.cache.block_size, context.workspace_tokens
         self.least_rows_to_expand = least_rows_to_expand(mla)
-        self.exchange = make_exchange(context.exchange, context.dcp)
+        self.reaches = make_reaches(context.exchange, self.rows, context.dcp)
         self.own_heads = OwnHeads(
             context.kernel,
             self.store,
@@ -117,12 +116,11 @@ class LatentAttention(nn.Module):
         (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
         attended = x.new_empty(len(x), self.slice.size)
-        # The same on all ranks: an exchange without rows does not run.
-        if batch.keys.num_rows:
-            rows = batch.asking
-            query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-            (query,) = gather_rows(self.rows.asking, batch.asker_sizes, query)
-            attended[rows] = self._over_shards(query, self.store.seen(batch.keys), batch.asker_sizes)
+        for reach, asking in zip(self.reaches, batch.asking, strict=True):
+            if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
+                rows = asking.rows
+                query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
+                attended[rows] = self._over_shards(query, asking, reach)
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
             query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
@@ -130,32 +128,35 @@ class LatentAttention(nn.Module):
         out: Tensor = self.out(attended)
         return out
 
-    def _over_shards(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
+    def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
         """Attention over keys that stay on their ranks.
 
         Args:
-            query: [sum of asker_sizes, H / A, nope_dim + rope_dim], everybody's.
-            seen: what they see here.
-            asker_sizes: rows of each coordinate.
+            query: [own rows, H / A, nope_dim + rope_dim].
+            asking: whose they are, and what everybody's see here.
+            reach: of the rows.
 
         Returns:
             [own rows, columns of this rank's slice].
         """
-        own = self.rows.asking.rank
-        attended = query.new_empty(asker_sizes[own], self.slice.size)
-        borders = np.cumsum([0, *asker_sizes])
+        seen, own = self.store.seen(asking.keys), reach.group.rank
+        attended = query.new_empty(len(query), self.slice.size)
+        (query,) = gather_rows(reach.group, asking.sizes, query)
+        borders = np.cumsum([0, *asking.sizes])
         sizes = np.diff(seen.index.row_starts)
-        for way, chosen in (
-            (self._absorbed, sizes < self.least_rows_to_expand),
-            (self._expanded, sizes >= self.least_rows_to_expand),
+        few = sizes < self.least_rows_to_expand
+        for way, slices, finish, chosen in (
+            (self._absorbed, self.latent_slices, self._values_of, few),
+            (self._expanded, self.slices, _as_they_are, ~few),
         ):
             if chosen.any():
                 places, index = seen.index.chosen(chosen)
                 ends = np.searchsorted(places, borders)
                 mine = row_numbers(places[ends[own] : ends[own + 1]] - borders[own], query.device)
-                asking = query[row_numbers(places, query.device)]
-                counts = tuple(np.diff(ends).tolist())
-                attended[mine] = way(asking, replace(seen, index=index), counts).to(query.dtype)
+                pieces = cut_pieces(tuple(np.diff(ends).tolist()), slices)
+                partial, lse = way(query[row_numbers(places, query.device)], replace(seen, index=index))
+                piece = reach.exchange.start(partial, lse, pieces).wait()
+                attended[mine] = finish(piece.to(query.dtype))
         return attended
 
     def _gathered(self, query: Tensor, keys: Tensor, plan: GatherPlan) -> Tensor:
@@ -164,30 +165,31 @@ class LatentAttention(nn.Module):
         values = self.own_heads.attend(query.to(new.dtype), new, plan).flatten(1)
         return values[:, self.inside.start : self.inside.stop]
 
-    def _absorbed(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
-        """Attention of rows that ask the latents themselves; see `_over_shards`."""
+    def _absorbed(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Partials of rows that ask the latents themselves: latents [n, H / A, kv_lora_rank]."""
         plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
-        up_keys, up_values = self._up()
+        up_keys, _ = self._up()
         asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
-        partial, lse = self.kernel(
+        return self.kernel(
             asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
-        pieces = cut_pieces(asker_sizes, self.latent_slices)
-        latents = self.exchange.start(partial, lse, pieces).wait().to(query.dtype)
+
+    def _values_of(self, latents: Tensor) -> Tensor:
+        """[n, touched heads * kv_lora_rank], merged -> [n, columns of this rank's slice]."""
         latents = latents.view(len(latents), self.touched.size, self.mla.kv_lora_rank)
-        up_values = up_values[self.touched.start : self.touched.stop]
+        up_values = self._up()[1][self.touched.start : self.touched.stop]
         values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
         return values[:, self.inside.start : self.inside.stop]
 
-    def _expanded(self, query: Tensor, seen: Seen, asker_sizes: tuple[int, ...]) -> Tensor:
-        """Attention of rows over keys and values made for them; see `_over_shards`."""
+    def _expanded(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Partials of rows over keys and values made for them: values [n, H / A, value_dim]."""
         query = query.to(seen.dtype)
         parts = [
             self._over_workspaces(query[rows], replace(seen, index=index))
             for rows, index in seen.index.each()
         ]
         partial, lse = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return self.exchange.start(partial, lse, cut_pieces(asker_sizes, self.slices)).wait()
+        return partial, lse
 
     def _over_workspaces(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partial attention of one sequence's rows.
@@ -333,6 +335,10 @@ class LatentQuery(nn.Module):
 
     def _up_target(self, ours: str, shape: tuple[int, int]) -> Target:
         return sliced(f"{ours}up.weight", shape, dim=0, part=self.part)
+
+
+def _as_they_are(values: Tensor) -> Tensor:
+    return values
 
 
 def _columns(heads: Span, width: int) -> Span:

@@ -10,23 +10,20 @@ Attention is split over A = T / (W / P) attention-TP ranks by head, and over the
 by sequence; a rank ends with its piece of the group's output, which is the input of its rows of `o`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from kvspan.attention.exchange import make_exchange
-from kvspan.attention.kv_store import KvStore, Seen
+from kvspan.attention.kv_store import KvStore
 from kvspan.attention.prefill import OwnHeads
-from kvspan.attention.rows import cut_pieces, gather_rows
-from kvspan.comm.group import Piece
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import ColumnLinear, RowLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.models.base import Batch, RankContext
+from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
 from kvspan.topology import Span, cuts, touched_heads
@@ -94,7 +91,7 @@ class DenseAttention(nn.Module):
         self.kernel = context.kernel
         self.scale = config.softmax_scale
         self.store = KvStore(context.cache, num_kv_heads=self.kv_heads.size, head_dim=dim)
-        self.exchange = make_exchange(context.exchange, context.dcp)
+        self.reaches = make_reaches(context.exchange, self.rows, context.dcp)
         self.own_kv = _shared_by(self.touched, self.query_heads.size // self.kv_heads.size)
         self.own_heads = OwnHeads(
             context.kernel,
@@ -115,13 +112,11 @@ class DenseAttention(nn.Module):
         key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
         attended = x.new_empty(len(x), self.piece.size)
-        # The same on all ranks: an exchange without rows does not run.
-        if batch.keys.num_rows:
-            rows = batch.asking
-            query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-            (query,) = gather_rows(self.rows.asking, batch.asker_sizes, query)
-            pieces = cut_pieces(batch.asker_sizes, self.slices)
-            attended[rows] = self._over_shards(query, self.store.seen(batch.keys), pieces).to(x.dtype)
+        for reach, asking in zip(self.reaches, batch.asking, strict=True):
+            if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
+                rows = asking.rows
+                query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
+                attended[rows] = self._over_shards(query, asking, reach).to(x.dtype)
         if batch.gathered.num_keys:
             rows, its = batch.gathered.rows, batch.gathered.keys
             query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
@@ -132,10 +127,13 @@ class DenseAttention(nn.Module):
         out: Tensor = self.out(attended)
         return out
 
-    def _over_shards(self, query: Tensor, seen: Seen, pieces: Sequence[Piece]) -> Tensor:
+    def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
         """[n, columns of the piece]: attention over keys that stay on their ranks."""
+        (query,) = gather_rows(reach.group, asking.sizes, query)
+        seen = self.store.seen(asking.keys)
         partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
-        return self.exchange.start(partial, lse, pieces).wait()
+        pieces = cut_pieces(asking.sizes, self.slices)
+        return reach.exchange.start(partial, lse, pieces).wait()
 
     def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [1, h, t, D] for the touched heads, of what is cached [t, Hkv / A, 2 D]."""

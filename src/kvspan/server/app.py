@@ -4,7 +4,7 @@ from fastapi import FastAPI
 
 import kvspan
 from kvspan.server.errors import add_handlers
-from kvspan.server.limits import BodyLimit, KeyCheck
+from kvspan.server.limits import BodyLimit, KeyCheck, Refusals
 from kvspan.server.live import feed
 from kvspan.server.routes import completions, messages, models, responses
 from kvspan.server.served import Served
@@ -34,6 +34,7 @@ def create_app(served: Served) -> FastAPI:
         app.add_middleware(KeyCheck, keys=config.api_key)
     if config.allowed_origins:
         _allow(app, config.allowed_origins)
+    app.add_middleware(Refusals, counter=served.llm.meter.refused)
     return app
 
 

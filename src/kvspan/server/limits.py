@@ -8,11 +8,34 @@ from fastapi import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kvspan.metrics import Metric
 from kvspan.server.errors import error_body
 from kvspan.server.live.feed import KINDS
 
 OPEN_PATHS = ("/health", "/ready", "/metrics", "/", *(f"/live/{name}" for name in KINDS))
 """Probes and scrapers come without a key, and so does the live page, which asks for one."""
+
+
+class Refusals:
+    """Counts the replies that refuse.
+
+    Args:
+        app: whose they are.
+        counter: by HTTP status.
+    """
+
+    def __init__(self, app: ASGIApp, *, counter: Metric) -> None:
+        self._app, self._counter = app, counter
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets everything through."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= HTTPStatus.BAD_REQUEST:
+                self._counter.add(1, str(message["status"]))
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 _TOO_LARGE = HTTPStatus.REQUEST_ENTITY_TOO_LARGE

@@ -33,7 +33,7 @@ def serve(
     config: ServerConfig,
     *,
     chosen: Callable[[Resolved], None],
-    listening: Callable[[str, Ready, AsyncLLM], None],
+    listening: Callable[[str, Ready, Served], None],
 ) -> int:
     """Serves until it is told to end.
 
@@ -41,7 +41,8 @@ def serve(
         engine: options of the engine.
         config: options of the server.
         chosen: called with what will run, before it is started.
-        listening: called when requests are taken, with the base URL and what the ranks report.
+        listening: called when requests are taken, with the base URL, what the ranks report and
+            what is served.
 
     Returns:
         0 after a signal; 1 if the engine was lost for good.
@@ -68,9 +69,9 @@ async def _serve(
     template: str | None,
     sock: socket.socket,
     chosen: Callable[[Resolved], None],
-    listening: Callable[[str, Ready, AsyncLLM], None],
+    listening: Callable[[str, Ready, Served], None],
 ) -> int:
-    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts)
+    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts, profile=config.profile_steps)
     try:
         ready = await llm.start(chosen)
         served = Served(
@@ -83,7 +84,7 @@ async def _serve(
         server = DrainingServer(served)
         sock.listen(server.config.backlog)
         host, port = sock.getsockname()[:2]
-        listening(f"http://{f'[{host}]' if ':' in host else host}:{port}", ready, llm)
+        listening(f"http://{f'[{host}]' if ':' in host else host}:{port}", ready, served)
         await server.serve(sockets=[sock])
         return int(llm.health.gone)
     finally:

@@ -29,7 +29,7 @@ from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Shares, home_of
 
 BLOCKS_PER_POOL = 256
 
@@ -91,11 +91,13 @@ class Forward:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
         calls: for each rank its collectives, group by group, in order; a group of one makes none.
         dcp_calls: those of its DCP group.
+        group_calls: for each rank those of each group: TP, DCP, PCP, and columns if it is another.
     """
 
     logits: list[Tensor]
     calls: list[list[Call]]
     dcp_calls: list[list[Call]]
+    group_calls: list[list[list[Call]]]
 
 
 def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase) -> Forward:
@@ -111,7 +113,8 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
     )
     logits, _ = results[0]
     calls = [[c for group in groups if group.size > 1 for c in group.calls] for _, groups in results]
-    return Forward(logits, calls, [groups[1].calls for _, groups in results])
+    by_group = [[group.calls if group.size > 1 else [] for group in groups] for _, groups in results]
+    return Forward(logits, calls, [groups[1].calls for _, groups in results], by_group)
 
 
 def _rank(
@@ -181,7 +184,15 @@ def _rank(
         for step in _steps(sequences, case):
             mirrors.learn(step)
             least = case.least_tokens_to_split
-            shares = Shares.of(step.rows, case.topology, world.rank, least_tokens=least)
+            homes = [
+                home_of(
+                    mirrors[row.request_id].table.used_pools,
+                    num_pools=case.layout.num_pools,
+                    pcp_size=case.topology.pcp_size,
+                )
+                for row in step.rows
+            ]
+            shares = Shares.of(step.rows, homes, case.topology, world.rank, least_tokens=least)
             batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
             everything = np.ones(ends[-1], np.bool_)

@@ -75,7 +75,9 @@ def _rank_outputs(
     _, batch = worker.prepare(_new_token(num_keys, units))
     rotation = _rotation(model_config, num_keys)
     attention = dict(worker.model.named_modules())["layers.0.attention"]
-    nothing = replace(batch, keys=replace(batch.keys, last=np.zeros_like(batch.keys.last)))
+    spread, local = batch.asking
+    unseen = replace(spread, keys=replace(spread.keys, last=np.zeros_like(spread.keys.last)))
+    nothing = replace(batch, asking=(unseen, local))
     given = x[None].to(torch_dtype(resolved.dtype))
     outputs = [
         attention(given, rotation, nothing if world.rank == lost else batch)[0].clone()

@@ -11,16 +11,16 @@ import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.contract import KeyIndex
-from kvspan.attention.prefill import Asking, Context, GatherPlan, Workspace, row_numbers
-from kvspan.attention.slots import Writes
+from kvspan.attention.prefill import Asks, Context, GatherPlan, Workspace, row_numbers
+from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import NO_SLOT
-from kvspan.models.base import Batch
+from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Parts, Shares
 
 
 @dataclass(slots=True)
@@ -86,50 +86,64 @@ def build_batch(
         rule: which of them have their keys gathered.
         workspace: what keys are gathered in.
     """
-    device, own = workspace.device, shares.own_rows
+    device, own, keyed = workspace.device, shares.own_parts, shares.keyed_parts
     known = [mirrors[row.request_id] for row in rows]
     tables = [mirror.table for mirror in known]
     gathered = rule.gathers(
-        np.array([row.num_tokens for row in rows], np.int64), shares.row_positions
+        np.array([row.num_tokens for row in rows], np.int64),
+        np.array([row.start for row in rows], np.int64),
     )  # [rows of the step]
-    is_gathered = gathered[shares.row_of]  # [all rows]
-    slots = JoinedTables(tables).slots(shares.row_of, shares.positions)
-    asks = [~is_gathered[shares.rows_of(c, c + 1)] for c in shares.asking]
-    parts = shares.parts[shares.asking_parts]
     return Batch(
         token_ids=_tensor(
             [
                 known[row].tokens.values[start : start + num_tokens]
-                for row, start, num_tokens in shares.by_coordinate[shares.own]
+                for row, start, num_tokens in own.parts
             ],
             device,
         ),
-        positions=_tensor([shares.positions[own]], device),
-        row_sizes=shares.sizes,
-        writes=_writes(slots, workspace.block_size, device),
-        asking=row_numbers(np.flatnonzero(~is_gathered[own]), device),
-        asker_sizes=tuple(int(each.sum()) for each in asks),
-        keys=_keys(
-            parts[~gathered[parts[:, 0]]],
-            tables,
-            shares.positions[shares.asking_rows][np.concatenate(asks)] + 1,
-            device,
+        positions=_tensor([own.position], device),
+        row_sizes=shares.row_sizes,
+        writes=_writes(
+            JoinedTables(tables).slots(keyed.row, keyed.position), workspace.block_size, device
         ),
+        asking=_asking(shares, tables, gathered, device),
         gathered=_plan(rows, tables, gathered, shares, workspace),
     )
 
 
-def _keys(
-    parts: NDArray[np.int64],
-    tables: Sequence[RankTable],
-    bounds: NDArray[np.int64],
-    device: torch.device,
-) -> KeyIndex:
-    """What rows see of this rank's keys: those of the first `bounds` [R] tokens of their sequences."""
-    joined, sizes = JoinedTables([tables[row] for row in parts[:, 0]]), parts[:, 2]
-    last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), bounds)
+def _asking(
+    shares: Shares, tables: Sequence[RankTable], gathered: NDArray[np.bool_], device: torch.device
+) -> tuple[Asking, Asking]:
+    """Spread rows of all coordinates, and local rows of this one."""
+    travelling = [[p for p in its if not gathered[p.row]] for its in shares.travelling]
+    own, num_travelling = shares.own_parts, shares.row_sizes[shares.own]
+    does_travel = np.arange(own.num_tokens) < num_travelling
+    if not shares.is_spread:
+        local, is_local, travelling = [*travelling[shares.own]], does_travel, [[] for _ in travelling]
+    else:
+        local, is_local = [*shares.staying[shares.own]], ~does_travel
+    spread = does_travel & ~is_local & ~gathered[own.row]
+    return (
+        Asking(
+            row_numbers(np.flatnonzero(spread), device),
+            tuple(sum(p.num_tokens for p in its) for its in travelling),
+            _keys(Parts([p for its in travelling for p in its]), tables, device),
+        ),
+        Asking(
+            row_numbers(np.flatnonzero(is_local), device),
+            (int(is_local.sum()),),
+            _keys(Parts(local), tables, device),
+        ),
+    )
+
+
+def _keys(parts: Parts, tables: Sequence[RankTable], device: torch.device) -> KeyIndex:
+    """What rows see of this rank's keys: those of the positions up to their own."""
+    joined = JoinedTables([tables[part.row] for part in parts.parts])
+    sizes = [part.num_tokens for part in parts.parts]
+    last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), parts.position + 1)
     return KeyIndex(
-        row_starts=(0, *np.cumsum(sizes).tolist()),
+        row_starts=(0, *np.cumsum(sizes, dtype=np.int64).tolist()),
         tables=torch.split(_tensor([joined.blocks], device), joined.sizes),
         first=np.zeros_like(last),
         last=last,
@@ -144,18 +158,20 @@ def _plan(
     workspace: Workspace,
 ) -> GatherPlan:
     """What the rows see whose keys come to them, in the order of their sequences."""
-    which = np.flatnonzero(gathered).tolist()
-    number = np.cumsum(gathered) - 1  # of a row, among those that are gathered
+    stays = {part.row for its in shares.staying for part in its}
+    which = [i for i in np.flatnonzero(gathered).tolist() if i not in stays]
+    number = {row: i for i, row in enumerate(which)}
     asking = [
-        Asking(int(number[p.row]), p.start - rows[p.row].start, p.num_tokens)
-        for p in shares.by_coordinate[shares.own]
-        if gathered[p.row]
+        Asks(number[p.row], p.start - rows[p.row].start, p.num_tokens)
+        for p in shares.travelling[shares.own]
+        if p.row in number
     ]
-    is_gathered = gathered[shares.row_of]
-    keys = np.flatnonzero(is_gathered)
-    keys = keys[np.argsort(shares.places[keys])]  # sequence by sequence
+    chosen = np.zeros(len(rows), np.bool_)
+    chosen[which] = True
+    keys = np.flatnonzero(chosen[shares.keyed_parts.row])
+    keys = keys[np.argsort(shares.places(shares.keyed_parts)[keys])]  # sequence by sequence
     return workspace.plan(
-        row_numbers(np.flatnonzero(is_gathered[shares.own_rows]), workspace.device),
+        row_numbers(np.flatnonzero(chosen[shares.own_parts.row]), workspace.device),
         _in_order(keys, workspace.device),
         asking=asking,
         sizes=[rows[i].num_tokens for i in which],

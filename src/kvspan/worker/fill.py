@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvspan.attention.kv_store import CacheStore
-from kvspan.attention.slots import Writes
+from kvspan.attention.putting import Writes
 from kvspan.cache.table import RankTable
 from kvspan.config.model import ModelConfig
 from kvspan.layout import NO_SLOT

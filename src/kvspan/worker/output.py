@@ -136,12 +136,12 @@ def restored(hidden: Tensor, shares: Shares, wanted: NDArray[np.bool_], pcp: Gro
     """
     if pcp.size == 1:  # they are in order
         return hidden
-    is_wanted = wanted[shares.places]
-    sizes = [int(is_wanted[shares.rows_of(p, p + 1)].sum()) for p in range(pcp.size)]
-    mine = torch.from_numpy(np.flatnonzero(is_wanted[shares.own_rows])).to(hidden.device)
-    (gathered,) = gather_rows(pcp, sizes, hidden[mine])
+    places = [shares.places(shares.parts_of(c)) for c in range(pcp.size)]
+    there = [place[wanted[place]] for place in places]
+    mine = torch.from_numpy(np.flatnonzero(wanted[places[pcp.rank]])).to(hidden.device)
+    (gathered,) = gather_rows(pcp, [len(each) for each in there], hidden[mine])
     whole = hidden.new_empty(len(wanted), hidden.shape[1])
-    whole[torch.from_numpy(shares.places[is_wanted]).to(hidden.device)] = gathered
+    whole[torch.from_numpy(np.concatenate(there)).to(hidden.device)] = gathered
     return whole
 
 

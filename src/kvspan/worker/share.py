@@ -2,12 +2,13 @@
 
     a long row (P = 2)    0 0 0 1 1 1 1 1 1 0 0 0    2P chunks, dealt so that causal work balances
     decode, short rows    whole, to the coordinate that has least to do so far
+    a row with a home     whole, to the coordinate that has all its keys; nobody else hears of it
 
 Every rank computes the shares of all coordinates from the same global values, and so knows how much
 each of them brings to a collective. P = 1 is one coordinate that has everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -41,131 +42,171 @@ class Part(NamedTuple):
         return self.num_tokens * self.start + self.num_tokens * (self.num_tokens + 1) // 2
 
 
-@dataclass(frozen=True)
-class Shares:
-    """A step's rows, dealt out. "All rows" are those of all coordinates, coordinate after coordinate.
+class Parts:
+    """Some parts, and their tokens one after another.
 
     Args:
-        by_coordinate: for each PCP coordinate its parts, in order of row and position.
-        own: this rank's coordinate.
-        asking: coordinates whose queries this rank answers: neighbours, in order.
-        row_starts: [rows of the step] int64, where a row's new tokens begin among those of the step.
-        row_positions: [rows of the step] int64, the position of the first of them.
+        parts: in order.
     """
 
-    by_coordinate: Sequence[Sequence[Part]]
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = parts
+        self._array = np.array(parts, np.int64).reshape(-1, 3)
+
+    @cached_property
+    def row(self) -> Numbers:
+        """[tokens] int64: the row of the step that each token is of."""
+        return np.repeat(self._array[:, 0], self._array[:, 2])
+
+    @cached_property
+    def position(self) -> Numbers:
+        """[tokens] int64: the position of each in its sequence."""
+        _, starts, sizes = self._array.T
+        first = np.cumsum(sizes) - sizes  # where each part begins
+        position: Numbers = np.arange(sizes.sum()) + np.repeat(starts - first, sizes)
+        return position
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all parts."""
+        return len(self.row)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """A step's rows, dealt out.
+
+    Args:
+        travelling: for each coordinate its parts of rows whose keys reach all of them.
+        staying: for each coordinate its parts of rows whose keys stay there.
+        own: this rank's coordinate.
+        is_spread: whether coordinates keep different keys (W > 1), so that queries travel too.
+        row_offsets: [rows of the step] int64: added to a position, its place among the step's tokens.
+    """
+
+    travelling: Sequence[Sequence[Part]]
+    staying: Sequence[Sequence[Part]]
     own: int
-    asking: Sequence[int]
-    row_starts: Numbers
-    row_positions: Numbers
+    is_spread: bool
+    row_offsets: Numbers
 
     @classmethod
-    def of(cls, rows: Sequence[Row], topology: Topology, rank: int, *, least_tokens: int) -> Self:
+    def of(
+        cls,
+        rows: Sequence[Row],
+        homes: Sequence[int | None],
+        topology: Topology,
+        rank: int,
+        *,
+        least_tokens: int,
+    ) -> Self:
         """Deals the rows of a step out, as one rank sees it.
 
         Args:
             rows: those of the step.
+            homes: the coordinate of each that has all its keys; None = several have some.
             topology: the grid of ranks.
             rank: which of them.
             least_tokens: new tokens from which on a row is cut.
         """
         sizes = np.array([row.num_tokens for row in rows], np.int64)
+        starts = np.array([row.start for row in rows], np.int64)
+        pcp_size = topology.pcp_size
+        travelling, staying = deal(rows, homes, pcp_size=pcp_size, least_tokens_to_split=least_tokens)
         return cls(
-            deal(rows, pcp_size=topology.pcp_size, least_tokens_to_split=least_tokens),
+            travelling,
+            staying,
             topology.pcp_rank(rank),
-            topology.asking_coordinates(rank),
-            np.cumsum(sizes) - sizes,
-            np.array([row.start for row in rows], np.int64),
+            topology.dcp_size > 1,
+            np.cumsum(sizes) - sizes - starts,
         )
 
     @cached_property
-    def parts(self) -> Numbers:
-        """[parts, 3] int64: row, start and num_tokens of everybody's parts."""
-        every = [part for parts in self.by_coordinate for part in parts]
-        return np.array(every, np.int64).reshape(-1, 3)
+    def own_parts(self) -> Parts:
+        """What this rank works on: first what travels."""
+        return self.parts_of(self.own)
 
     @cached_property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows of each coordinate."""
-        return tuple(sum(part.num_tokens for part in parts) for parts in self.by_coordinate)
+    def keyed_parts(self) -> Parts:
+        """Whose keys come here: everybody's that travel, and then this rank's that stay."""
+        return Parts([*(p for its in self.travelling for p in its), *self.staying[self.own]])
 
-    @cached_property
-    def row_of(self) -> Numbers:
-        """[all rows] int64: the row of the step that each is of."""
-        return np.repeat(self.parts[:, 0], self.parts[:, 2])
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """Tokens of each coordinate whose keys travel."""
+        return tuple(sum(part.num_tokens for part in its) for its in self.travelling)
 
-    @cached_property
-    def positions(self) -> Numbers:
-        """[all rows] int64: the position of each in its sequence."""
-        _, starts, sizes = self.parts.T
-        first = np.cumsum(sizes) - sizes  # where each part begins
-        positions: Numbers = np.arange(sizes.sum()) + np.repeat(starts - first, sizes)
-        return positions
+    def parts_of(self, coordinate: int) -> Parts:
+        """What a coordinate works on, in its order."""
+        return Parts([*self.travelling[coordinate], *self.staying[coordinate]])
 
-    @cached_property
-    def places(self) -> Numbers:
-        """[all rows] int64: which of the step's tokens each is."""
-        places: Numbers = self.positions + (self.row_starts - self.row_positions)[self.row_of]
+    def places(self, parts: Parts) -> Numbers:
+        """[tokens] int64: which of the step's tokens those of some parts are."""
+        places: Numbers = parts.position + self.row_offsets[parts.row]
         return places
 
-    @property
-    def own_parts(self) -> slice:
-        """Which of `parts` this rank works on."""
-        return self._parts_of(self.own, self.own + 1)
 
-    @property
-    def asking_parts(self) -> slice:
-        """Which of `parts` ask this rank."""
-        return self._parts_of(self.asking[0], self.asking[-1] + 1)
+def home_of(pools: Collection[int], *, num_pools: int, pcp_size: int) -> int | None:
+    """The coordinate that has all keys of a request.
 
-    @property
-    def own_rows(self) -> slice:
-        """Which of all rows this rank works on."""
-        return self.rows_of(self.own, self.own + 1)
+    Args:
+        pools: that have any of its units.
+        num_pools: of the DCP group; in a group of several coordinates pool `i` is of `i % pcp_size`.
+        pcp_size: P.
 
-    @property
-    def asking_rows(self) -> slice:
-        """Which of all rows ask this rank."""
-        return self.rows_of(self.asking[0], self.asking[-1] + 1)
-
-    def rows_of(self, first: int, end: int) -> slice:
-        """Which of all rows are those of some neighbouring coordinates."""
-        return slice(sum(self.sizes[:first]), sum(self.sizes[:end]))
-
-    def _parts_of(self, first: int, end: int) -> slice:
-        counts = [len(parts) for parts in self.by_coordinate]
-        return slice(sum(counts[:first]), sum(counts[:end]))
+    Returns:
+        None where several have some, where all have all of them (W = 1), and where there is one anyway.
+    """
+    homes = {pool % pcp_size for pool in pools}
+    return homes.pop() if len(homes) == 1 and min(num_pools, pcp_size) > 1 else None
 
 
-def deal(rows: Sequence[Row], *, pcp_size: int, least_tokens_to_split: int) -> list[list[Part]]:
+def deal(
+    rows: Sequence[Row],
+    homes: Sequence[int | None],
+    *,
+    pcp_size: int,
+    least_tokens_to_split: int,
+) -> tuple[list[list[Part]], list[list[Part]]]:
     """Deals the rows of a step out to PCP coordinates.
 
     Args:
         rows: those of the step.
+        homes: the coordinate of each that has all its keys; None = several have some.
         pcp_size: P.
         least_tokens_to_split: new tokens from which on a row is cut; shorter ones stay whole.
 
     Returns:
-        For each coordinate its parts, in order of row and position; some may have none.
+        For each coordinate its parts of rows without a home, and of those that have it for a home, in
+        order of row and position; it may have none.
     """
+    travelling: list[list[Part]] = [[] for _ in range(pcp_size)]
+    staying: list[list[Part]] = [[] for _ in range(pcp_size)]
     if pcp_size == 1:  # as below, in a hundredth of the time, in each step of every decode
-        return [[Part(i, row.start, row.num_tokens) for i, row in enumerate(rows)]]
-    shares: list[list[Part]] = [[] for _ in range(pcp_size)]
+        travelling[0] = [Part(i, row.start, row.num_tokens) for i, row in enumerate(rows)]
+        return travelling, staying
     tokens, pairs = [0] * pcp_size, [0] * pcp_size
-    for number, row in enumerate(rows):
-        if row.num_tokens >= least_tokens_to_split:
-            chunks = [_joined(its) for its in zigzag(row.num_tokens, pcp_size=pcp_size)]
-        else:
-            chunks = [[] for _ in range(pcp_size)]
+
+    def give(coordinate: int, number: int, chunk: Chunk, to: list[list[Part]]) -> None:
+        part = Part(number, rows[number].start + chunk.offset, chunk.length)
+        to[coordinate].append(part)
+        tokens[coordinate] += part.num_tokens
+        pairs[coordinate] += part.num_pairs
+
+    for number, home in enumerate(homes):
+        if home is not None:
+            give(home, number, Chunk(0, rows[number].num_tokens), staying)
+    for number, (row, home) in enumerate(zip(rows, homes, strict=True)):
+        if home is not None:
+            continue
+        if row.num_tokens < least_tokens_to_split:
             idlest = min(range(pcp_size), key=lambda p: (tokens[p], pairs[p]))
-            chunks[idlest] = [Chunk(0, row.num_tokens)]
-        for coordinate, its in enumerate(chunks):
-            for chunk in its:
-                part = Part(number, row.start + chunk.offset, chunk.length)
-                shares[coordinate].append(part)
-                tokens[coordinate] += part.num_tokens
-                pairs[coordinate] += part.num_pairs
-    return shares
+            give(idlest, number, Chunk(0, row.num_tokens), travelling)
+            continue
+        for coordinate, chunks in enumerate(zigzag(row.num_tokens, pcp_size=pcp_size)):
+            for chunk in _joined(chunks):
+                give(coordinate, number, chunk, travelling)
+    return travelling, staying
 
 
 def _joined(chunks: Sequence[Chunk]) -> list[Chunk]:

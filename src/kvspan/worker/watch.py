@@ -15,7 +15,7 @@ Knows names. Knows no steps and no engine.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from torch import Tensor, nn
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.scaled import Scaled
 from kvspan.clock import Clock, WallClock
-from kvspan.comm.group import Group, Pending, Piece
+from kvspan.comm.group import Group, Pending, Piece, World
 from kvspan.layers.linear import ColumnLinear, RowLinear
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import MoE
-from kvspan.models.base import Model, RankContext
+from kvspan.models.base import Model
 from kvspan.step import TimedSpan
 
 T = TypeVar("T")
@@ -85,16 +85,6 @@ class Recorder:
         return spans
 
 
-def watched_context(context: RankContext, recorder: Recorder) -> RankContext:
-    """The same for a model whose kernel and collectives are to be noted."""
-    return replace(
-        context,
-        tp=WatchedGroup(context.tp, recorder),
-        dcp=WatchedGroup(context.dcp, recorder),
-        kernel=WatchedKernel(context.kernel, recorder),
-    )
-
-
 def watch_layers(model: Model, recorder: Recorder) -> None:
     """Notes the attention and linear layers of a model from here on."""
     for path, module in model.named_modules():
@@ -142,6 +132,33 @@ class _WatchedPending(Generic[T]):
     def wait(self) -> T:
         with self.recorder.span("exchange"):
             return self.inner.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedWorld:
+    """A world of whose groups the collectives are noted.
+
+    Args:
+        inner: the world.
+        recorder: what notes them.
+    """
+
+    inner: World
+    recorder: Recorder
+
+    @property
+    def rank(self) -> int:
+        """See `World.rank`."""
+        return self.inner.rank
+
+    @property
+    def size(self) -> int:
+        """See `World.size`."""
+        return self.inner.size
+
+    def group(self, partition: Sequence[Sequence[int]]) -> "WatchedGroup":
+        """See `World.group`."""
+        return WatchedGroup(self.inner.group(partition), self.recorder)
 
 
 @dataclass(frozen=True, slots=True)

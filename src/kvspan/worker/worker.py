@@ -5,6 +5,7 @@ step alone, so its neighbours do the same by construction.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 import torch
@@ -30,8 +31,8 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
-from kvspan.worker.share import Shares
-from kvspan.worker.watch import Recorder, watch_layers, watched_context
+from kvspan.worker.share import Shares, home_of
+from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
 
 
 class Worker:
@@ -47,10 +48,12 @@ class Worker:
         self._resolved, self._rank = resolved, world.rank
         self._device = rank_device(resolved.device, world.rank)
         self._recorder = Recorder()
-        context = _context(resolved, world, self._device)
-        self._row_groups = context.row_groups
         if watched:
-            context = watched_context(context, self._recorder)
+            world = WatchedWorld(world, self._recorder)
+        context = _context(resolved, world, self._device)
+        if watched:
+            context = replace(context, kernel=WatchedKernel(context.kernel, self._recorder))
+        self._row_groups = context.row_groups
         self._model = build_model(resolved.model_config, context)
         if watched:
             watch_layers(self._model, self._recorder)
@@ -129,7 +132,7 @@ class Worker:
         self._mirrors.learn(step)
         topology = self._resolved.topology
         least = least_tokens_to_split(topology.pcp_size)
-        shares = Shares.of(step.rows, topology, self._rank, least_tokens=least)
+        shares = Shares.of(step.rows, self._homes(step), topology, self._rank, least_tokens=least)
         batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
         return shares, batch
 
@@ -158,6 +161,11 @@ class Worker:
             hidden = restored(hidden, shares, wanted, self._row_groups.pcp)
             sampled = self._outputs.of(step.rows, self._mirrors, hidden)
         return StepResult(step.step_id, sampled)
+
+    def _homes(self, step: Step) -> list[int | None]:
+        pcp_size, num_pools = self._resolved.pcp_size, self._resolved.cache_layout.num_pools
+        used = (self._mirrors[row.request_id].table.used_pools for row in step.rows)
+        return [home_of(pools, num_pools=num_pools, pcp_size=pcp_size) for pools in used]
 
     @staticmethod
     def _no_table() -> RankTable:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvspan.attention.merge import Merged, merge_shards
-from kvspan.attention.prefill import Asking, Context, GatherPlan, Sees, Workspace, row_numbers
+from kvspan.attention.prefill import Asks, Context, GatherPlan, Sees, Workspace, row_numbers
 from kvspan.cache.table import RankTable
 from kvspan.layout import CacheLayout
 
@@ -28,11 +28,11 @@ class Placed:
     tables: list[list[RankTable]]  # by rank, then by sequence
 
     @property
-    def everything(self) -> list[Asking]:
+    def everything(self) -> list[Asks]:
         """The rows of all sequences, as one rank asks that works on all of them."""
-        return [Asking(s, 0, new) for s, (_, new) in enumerate(self.sequences)]
+        return [Asks(s, 0, new) for s, (_, new) in enumerate(self.sequences)]
 
-    def plan(self, rank: int, workspace: int, asking: Sequence[Asking] | None = None) -> GatherPlan:
+    def plan(self, rank: int, workspace: int, asking: Sequence[Asks] | None = None) -> GatherPlan:
         made = Workspace(
             tokens=workspace,
             dcp_rank=rank,
@@ -131,7 +131,7 @@ def test_some_of_the_rows_see_the_same(made: tuple[Placed, int], data: st.DataOb
     asking = []
     for s, (_, new) in enumerate(where.sequences):
         cuts = sorted(data.draw(st.sets(st.integers(0, new), max_size=3)))
-        chunks = [Asking(s, a, b - a) for a, b in itertools.pairwise(cuts)]
+        chunks = [Asks(s, a, b - a) for a, b in itertools.pairwise(cuts)]
         asking += chunks[:: data.draw(st.integers(1, 2))]
     plans = [
         where.plan(rank, workspace, asking if rank == 0 else []) for rank in range(where.layout.dcp_size)

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from kvspan.attention.contract import KeyIndex, written_out
-from kvspan.attention.slots import PlainSlots, ScaledSlots, SlotShape, Writes, make_slots
+from kvspan.attention.putting import Writes
+from kvspan.attention.slots import PlainSlots, ScaledSlots, SlotShape, make_slots
 
 CPU = torch.device("cpu")
 SHAPE = SlotShape(num_heads=3, parts=(20, 12), block_size=4)

@@ -118,17 +118,13 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
     assert figures(observed, num_ranks=1).latencies.ttft_ms is not None
 
 
-OURS = """# TYPE kvspan_requests_running gauge
-kvspan_requests_running 3
-kvspan_kv_used_tokens{rank="0"} 30
-kvspan_kv_used_tokens{rank="1"} 20
-kvspan_kv_capacity_tokens{rank="0"} 100
-kvspan_kv_capacity_tokens{rank="1"} 100
-# TYPE kvspan_preemptions counter
-kvspan_preemptions_total 7
+OURS = """# TYPE kvspan_num_requests_running gauge
+kvspan_num_requests_running{replica="0"} 3
+kvspan_kv_cache_usage_ratio{replica="0",rank="0"} 0.3
+kvspan_kv_cache_usage_ratio{replica="0",rank="1"} 0.2
+# TYPE kvspan_num_preemptions counter
+kvspan_num_preemptions_total{replica="0"} 7
 """
-
-
 VLLM = 'vllm:kv_cache_usage_perc{engine="0"} 0.5\nvllm:num_requests_running 2\n'
 
 

@@ -70,6 +70,24 @@ def test_an_open_loop_in_process(
     assert found["latencies"]["num_requests"] == 3
 
 
+def test_a_profile_has_a_row_for_each_rank(model: str, trace: list[str], tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    ranks = ["--tensor-parallel-size", "2", "--distributed-executor-backend", "inprocess"]
+    watch = ["--profile", str(profile), "--profile-skip", "2", "--profile-steps", "5"]
+    assert main([*trace, model, "--rows", "3", "--concurrency", "3", *watch, *ranks, *SMALL]) == 0
+    events = json.loads(profile.read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(rows.values()) == ["engine", "rank 0", "rank 1"]
+    spans = [e for e in events if e["ph"] == "X"]
+    for row in (1, 2):
+        names = {e["name"] for e in spans if e["tid"] == row}
+        assert {"step", "prepare", "linear", "attention", "exchange"} <= names
+    assert sum(e["name"] == "step" and e["tid"] == 1 for e in spans) <= 5
+    assert {e["name"] for e in spans if e["tid"] == 0} == {"schedule", "take in"}
+    assert min(e["ts"] for e in spans) == 0
+    assert all(e["dur"] >= 0 for e in spans)
+
+
 def test_a_server(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with FakeServer().running() as fake:
         arguments = [*trace, "--url", fake.url, "--api-key", "secret", "--num-ranks", "2"]
@@ -91,6 +109,8 @@ def test_a_server(trace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         (["m", "--concurrency", "1", "--speed-up", "2"], ["--concurrency", "--speed-up"]),
         (["m", "--speed-up", "0"], ["--speed-up 0"]),
         (["m", "--rows", "0"], ["--rows 0"]),
+        (["m", "--profile-steps", "0"], ["--profile-steps 0"]),
+        (["--url", "http://127.0.0.1:9", "--profile", "x"], ["--profile", "--url"]),
         (["m", "--duration", "0"], ["--duration 0"]),
         (["m", "--trace-block-size", "7"], ["line 2", "blocks of 7"]),
     ],

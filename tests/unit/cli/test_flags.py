@@ -108,7 +108,8 @@ def test_after_a_lone_dash_dash_nothing_is_a_flag() -> None:
 
 def test_help_has_every_option_under_its_heading_with_its_default() -> None:
     text = " ".join(parser().format_help().split())
-    places = [text.index(f" {group}: ") for group in OptionGroup]
+    here = {option.group for option in ENGINE_OPTIONS}  # a server has headings of its own
+    places = [text.index(f" {group}: ") for group in OptionGroup if group in here]
     assert places == sorted(places)
     for option in ENGINE_OPTIONS:
         assert option.flag in text

@@ -9,6 +9,7 @@ import pytest
 
 from kvspan.config.absent import INSTEAD
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig, read_yaml
+from kvspan.config.server import SERVER_OPTIONS
 from kvspan.errors import ConfigError
 
 
@@ -80,8 +81,7 @@ def test_values(name: str, given: Any, kept: object) -> None:
         ({"tensor_parallel_size": 2.0}, ["--tensor-parallel-size 2.0"]),
         ({"tensor_parallel_size": "two"}, ["--tensor-parallel-size two", "whole number"]),
         ({"decode_context_parallel_size": 10**9}, ["--decode-context-parallel-size 1000000000", "1024"]),
-        ({"prefill_context_parallel_size": 2}, ["2 is refused", "--decode-context-parallel-size"]),
-        ({"prefill_context_parallel_size": 0}, ["0 is not", "at least 1"]),
+        ({"prefill_context_parallel_size": 0}, ["0 is not", "from 1 to 1024"]),
         ({"pipeline_parallel_size": 3}, ["--pipeline-parallel-size 3", "--tensor-parallel-size"]),
         ({"block_size": 12}, ["--block-size 12", "multiple of 8"]),
         ({"block_size": 0}, ["--block-size 0", "from 8"]),
@@ -134,7 +134,7 @@ def test_what_others_know_is_refused_by_name_and_is_not_there() -> None:
 
 
 def test_flags_named_as_the_way_out_are_there() -> None:
-    known = {option.flag for option in ENGINE_OPTIONS}
+    known = {option.flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
     named = {word.strip(",.:;") for text in INSTEAD.values() for word in text.split()}
     assert {word for word in named if word.startswith("--")} <= known
 

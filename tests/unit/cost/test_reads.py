@@ -21,6 +21,12 @@ def test_each_key_is_read_once_for_each_copy(tp: int, dcp: int, copies: int) -> 
     )
 
 
+def test_a_row_reads_one_of_the_copies_of_pcp_coordinates() -> None:
+    alone = kv_bytes_read(GQA, Topology(), kv_dtype_bytes=2)
+    for topology in (Topology(pcp_size=2), Topology(pcp_size=2, dcp_size=2)):
+        assert kv_bytes_read(GQA, topology, kv_dtype_bytes=2) == alone
+
+
 def test_of_an_untied_embedding_a_row_for_each_token_is_read() -> None:
     read = weight_bytes_read(GQA, 1_000_000, num_rows=3, dtype_bytes=4)
     assert read == 1_000_000 - (203 - 3) * 360 * 4

@@ -6,7 +6,7 @@ in the browser. Knows no engine but through `AsyncLLM.look`.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from importlib import resources
 from typing import Any
 
@@ -14,9 +14,8 @@ import msgspec
 from fastapi import APIRouter, HTTPException, Request, Response
 
 from kvspan.clock import unix_s
-from kvspan.engine.messages import Seen
-from kvspan.engine.snapshot import Snapshot
-from kvspan.errors import EngineDeadError
+from kvspan.config.resolved import Resolved
+from kvspan.engine.snapshot import PoolView, Snapshot
 from kvspan.metrics import Histogram
 from kvspan.server.served import Served, served
 from kvspan.server.sse import EventStream, event
@@ -90,14 +89,9 @@ class Watch:
 
 
 async def _look(here: Served) -> dict[str, Any]:
-    try:
-        seen: Seen | None = await asyncio.wait_for(here.llm.look(), PATIENCE_S)
-    except (EngineDeadError, TimeoutError):
-        seen = None
+    seen = await here.llm.look(patience_s=PATIENCE_S)
     health, resolved = here.llm.health, here.llm.resolved
-    snapshot = Snapshot([], [], here.llm.num_unfinished) if seen is None else seen.snapshot
     topology = resolved.topology
-    pools = max(len(snapshot.pools), 1)
     return {
         "at": unix_s(),
         "model": here.names[0],
@@ -105,7 +99,7 @@ async def _look(here: Served) -> dict[str, Any]:
         "gone": health.gone,
         "why": "The server is about to end." if here.draining else health.why,
         "layout": {
-            "world_size": topology.world_size,
+            "num_replicas": len(seen),
             "tp_size": topology.tp_size,
             "dcp_size": topology.dcp_size,
             "pcp_size": topology.pcp_size,
@@ -113,14 +107,41 @@ async def _look(here: Served) -> dict[str, Any]:
             "kv_dtype": resolved.kv_dtype,
             "max_model_len": resolved.max_model_len,
         },
-        "ranks": [
-            {"rank": rank, "pool": topology.dcp_rank(rank) % pools}
-            for rank in range(topology.world_size)
-        ],
-        "stats": msgspec.structs.asdict(health.stats if seen is None else seen.stats),
-        **msgspec.structs.asdict(snapshot),
+        "stats": msgspec.structs.asdict(health.stats),
+        **side_by_side([None if each is None else each.snapshot for each in seen], resolved),
         "ttft": _spread(here, "kvspan_time_to_first_token_seconds"),
         "tpot": _spread(here, "kvspan_inter_token_latency_seconds"),
+    }
+
+
+def side_by_side(snapshots: Sequence[Snapshot | None], resolved: Resolved) -> dict[str, Any]:
+    """Replicas as one picture: the ranks and pools of each after those of the one before.
+
+    Args:
+        snapshots: one a replica; None = it has not told anything, and shows no blocks.
+        resolved: what runs in each.
+    """
+    topology, num_pools = resolved.topology, resolved.cache_layout.num_pools
+    nothing = Snapshot([PoolView(0, 0, 0, 1, [])] * num_pools, [], 0)
+    told = [each or nothing for each in snapshots]
+    return {
+        "ranks": [
+            {
+                "replica": replica,
+                "rank": rank,
+                "pool": replica * num_pools + topology.dcp_rank(rank) % num_pools,
+            }
+            for replica in range(len(told))
+            for rank in range(topology.world_size)
+        ],
+        "pools": [pool for each in told for pool in each.pools],
+        "requests": [
+            msgspec.structs.replace(request, blocks_by_pool=[0] * (replica * num_pools) + held)
+            for replica, each in enumerate(told)
+            for request in each.requests
+            for held in (request.blocks_by_pool,)
+        ],
+        "num_requests": sum(each.num_requests for each in told),
     }
 
 

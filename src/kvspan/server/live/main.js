@@ -80,17 +80,19 @@ function show(now) {
   if (now.ready) state("ready", now.num_requests ? `${now.num_requests} running or waiting` : "ready");
   else state(now.gone ? "gone" : "wait", now.why || "not ready");
   $("model").textContent = now.model;
-  showLayout(now.layout);
+  showLayout(now);
   keep(now);
   drawCards(now);
-  if (now.pools.length) ranks.show(now);
+  ranks.show(now);
   showRequests(now, $("requests"), $("requests-count"), $("requests-none"), light);
   before = now;
   document.body.dataset.looks = Number(document.body.dataset.looks || 0) + 1;
 }
 
-function showLayout(layout) {
-  const chips = [`${layout.world_size} ${layout.world_size > 1 ? "ranks" : "rank"}`, `TP ${layout.tp_size}`, `DCP ${layout.dcp_size}`];
+function showLayout({ layout, ranks }) {
+  const chips = [`${ranks.length} ${ranks.length > 1 ? "ranks" : "rank"}`];
+  if (layout.num_replicas > 1) chips.push(`${layout.num_replicas} replicas`);
+  chips.push(`TP ${layout.tp_size}`, `DCP ${layout.dcp_size}`);
   if (layout.pcp_size > 1) chips.push(`PCP ${layout.pcp_size}`);
   chips.push(`blocks of ${layout.block_size}`, `${layout.kv_dtype} cache`, `${count(layout.max_model_len)} tokens`);
   $("layout").replaceChildren(...chips.map((text) => Object.assign(document.createElement("span"), { textContent: text })));

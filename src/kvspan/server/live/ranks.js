@@ -9,6 +9,9 @@ export function hueOf(request) {
   return `oklch(${lightness} 0.14 ${(250 + request * 137.508) % 360})`; // golden angle: neighbours differ
 }
 
+export const nameOf = (rank, layout) =>
+  layout.num_replicas > 1 ? `replica ${rank.replica}, rank ${rank.rank}` : `rank ${rank.rank}`;
+
 export class Ranks {
   constructor(root, tip, onLight) {
     [this.root, this.tip, this.onLight] = [root, tip, onLight];
@@ -21,7 +24,7 @@ export class Ranks {
 
   show(now) {
     this.now = now;
-    if (this.tiles.length !== now.ranks.length) this.build(now.ranks);
+    if (this.tiles.length !== now.ranks.length) this.build(now);
     this.draw();
   }
 
@@ -31,13 +34,13 @@ export class Ranks {
     if (this.now) this.draw();
   }
 
-  build(ranks) {
+  build({ ranks, layout }) {
     this.tiles = ranks.map((rank) => {
       const tile = document.createElement("article");
       tile.className = "rank";
       const head = document.createElement("div");
       const name = document.createElement("b");
-      name.textContent = `rank ${rank.rank}`;
+      name.textContent = nameOf(rank, layout);
       const figures = document.createElement("span");
       head.append(name, figures);
       const canvas = document.createElement("canvas");
@@ -58,7 +61,7 @@ export class Ranks {
       if (!pool) continue;
       const used = `${pool.num_used} of ${pool.num_blocks.toLocaleString("en")} blocks`;
       figures.textContent = pool.num_cached ? `${used}, ${pool.num_cached.toLocaleString("en")} cached` : used;
-      canvas.setAttribute("aria-label", `KV blocks of rank ${rank.rank}: ${figures.textContent}`);
+      canvas.setAttribute("aria-label", `KV blocks of ${nameOf(rank, this.now.layout)}: ${figures.textContent}`);
       this.paint(canvas, pool.cells, tones);
     }
   }
@@ -99,7 +102,7 @@ export class Ranks {
     const first = i * pool.blocks_per_cell;
     const last = Math.min(first + pool.blocks_per_cell, pool.num_blocks) - 1;
     const where = first === last ? `block ${first}` : `blocks ${first}–${last}`;
-    this.tip.textContent = `rank ${rank.rank}, ${where}\n${this.what(cell)}`;
+    this.tip.textContent = `${nameOf(rank, this.now.layout)}, ${where}\n${this.what(cell)}`;
     this.tip.hidden = false;
     const left = Math.min(event.clientX + 14, window.innerWidth - this.tip.offsetWidth - 8);
     this.tip.style.left = `${Math.max(8, left)}px`;

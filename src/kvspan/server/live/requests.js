@@ -1,5 +1,5 @@
 // Running requests: how far each is, and how its blocks span the ranks.
-import { hueOf } from "./ranks.js";
+import { hueOf, nameOf } from "./ranks.js";
 
 const SHOWN = 12;
 
@@ -42,10 +42,11 @@ function fill(row, request, now) {
   row.querySelector(".span").replaceChildren(
     ...spread.map(([pool, blocks]) => {
       const part = document.createElement("span");
-      const names = now.ranks.filter((rank) => rank.pool === pool).map((rank) => rank.rank);
+      const holders = now.ranks.filter((rank) => rank.pool === pool);
+      const names = holders.map((rank, i) => (i ? rank.rank : nameOf(rank, now.layout))).join(", ");
       part.style.setProperty("--share", blocks);
-      part.textContent = `${names.length > 1 ? "ranks" : "rank"} ${names.join(", ")} · ${blocks}`;
-      part.title = `${blocks} blocks on rank ${names.join(", ")}`;
+      part.textContent = `${names} · ${blocks}`;
+      part.title = `${blocks} blocks on ${names}`;
       return part;
     }),
   );

@@ -5,7 +5,6 @@ from kvspan.server.reasoning.split import ReasoningStyle
 STYLES = (
     ReasoningStyle(name="deepseek_r1", always_thinks=True),
     ReasoningStyle(name="qwen3"),
-    ReasoningStyle(name="kimi_k2", opening="\u25c1think\u25b7", closing="\u25c1/think\u25b7"),
     ReasoningStyle(name="seed_oss", opening="<seed:think>", closing="</seed:think>"),
 )
 NONE = "none"
