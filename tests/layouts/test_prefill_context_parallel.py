@@ -73,6 +73,7 @@ def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
     }
 
 
+@pytest.mark.parametrize("random_pools", [False, True])
 @pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])
 @pytest.mark.parametrize(("chunk", "least_tokens"), [(10_000, 1), (17, 1), (17, 20)])
 @pytest.mark.parametrize(("name", "topology"), matrix())
@@ -82,6 +83,7 @@ def test_rows_over_coordinates_equal_one_rank(
     chunk: int,
     least_tokens: int,
     strategy: str,
+    random_pools: bool,
     checkpoints: dict[str, Path],
     one_rank: dict[str, list[torch.Tensor]],
 ) -> None:
@@ -90,6 +92,7 @@ def test_rows_over_coordinates_equal_one_rank(
         chunk=chunk,
         least_tokens_to_split=least_tokens,
         prefill_strategy=strategy,
+        random_pools=random_pools,
     )
     result = forward(resolve(str(checkpoints[name])), sequences(), case)
     for got, wanted in zip(result.logits, one_rank[name], strict=True):
@@ -104,3 +107,19 @@ def test_rows_over_coordinates_equal_one_rank(
                 if len(calls := result.group_calls[r]) > number
             ]
             assert all(of_rank == ops[0] for of_rank in ops)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v3"])
+def test_requests_at_home_concern_nobody_else(name: str, checkpoints: dict[str, Path]) -> None:
+    """Sequences of one block each: no key and no query leaves its coordinate, only final states do."""
+    case = ForwardCase(
+        topology=Topology(tp_size=1, dcp_size=2, pcp_size=2), block_size=16, interleave=16
+    )
+    short = [list(range(5, 5 + n)) for n in (1, 7, 16, 3, 9)]
+    result = forward(resolve(str(checkpoints[name])), short, case)
+    assert all(calls == [] for calls in result.dcp_calls)
+    pcp_calls = [by_group[2] for by_group in result.group_calls]
+    assert [len(calls) for calls in pcp_calls] == [1, 1]
+    alone = forward(resolve(str(checkpoints[name])), short, ForwardCase())
+    for got, wanted in zip(result.logits, alone.logits, strict=True):
+        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)

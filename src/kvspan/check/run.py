@@ -133,6 +133,7 @@ def _one_rank(asked: EngineConfig) -> EngineConfig:
         cp_kv_cache_interleave_size=None,
         kv_cache_memory=None,  # what was asked for may be enough for several ranks only
         dcp_comm_backend="auto",
+        dcp_mode="static",
         dcp_q_replicate="auto",
         prefill_strategy="auto",
         distributed_executor_backend="auto",

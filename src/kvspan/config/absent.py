@@ -12,7 +12,6 @@ _NO_ADAPTERS = "there are no adapters: merge them into the weights first"
 _NO_MULTIMODAL = "models here read text only: leave it out"
 _NO_SPECULATION = "there is no speculative decoding: leave it out"
 _NO_RAY = "ranks are processes of one machine: use --tensor-parallel-size"
-_ELASTIC = "every request spans its whole DCP group: set the span with --decode-context-parallel-size"
 
 INSTEAD = {
     "--allowed-local-media-path": _NO_MULTIMODAL,
@@ -24,8 +23,6 @@ INSTEAD = {
     "--config-format": "it is told from the files: leave it out",
     "--cpu-offload-gb": "weights stay where --device puts them: use a higher --tensor-parallel-size",
     "--dcp-kv-cache-interleave-size": "it is called --cp-kv-cache-interleave-size",
-    "--dcp-mode": _ELASTIC,
-    "--dcp-span-threshold": _ELASTIC,
     "--disable-custom-all-reduce": "choose the transport with --comm",
     "--api-server-count": "one process serves HTTP: leave it out",
     "--data-parallel-rank": "replicas stand behind one server: use --data-parallel-size",

@@ -138,6 +138,19 @@ class EngineConfig:
         _PARALLELISM,
     )
 
+    dcp_mode: str = option(
+        choice("static", "elastic"),
+        "static",
+        "whether every request spans its DCP group, or only long ones (needs -pcp)",
+        _PARALLELISM,
+    )
+    dcp_span_threshold: int | None = option(
+        TOKENS,
+        None,
+        "elastic: tokens from which on a request spans its group",
+        _PARALLELISM,
+        unsaid="where exchanging costs what a rank saves",
+    )
     prefill_strategy: str = option(
         choice("auto", "allgather_q", "allgather_kv"),
         "auto",

@@ -30,6 +30,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
+        span_threshold: tokens up to which a request stays on one PCP coordinate; 0 = it never does.
         prefill_strategy: what travels for cached context, `allgather_q`, `allgather_kv` or
             `fewest_bytes`, which is either, sequence by sequence.
         workspace_tokens: cached tokens that a rank gathers, or expands to keys and values, at once;
@@ -67,6 +68,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     dtype: str
     kv_dtype: str
+    span_threshold: int
     prefill_strategy: str
     workspace_tokens: int
     max_model_len: int

@@ -15,6 +15,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.choice import Choice
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
+from kvspan.cost.span import STATIC, choose_span
 from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
@@ -85,6 +86,7 @@ def resolve(
         device=chosen.device.value,
         dtype=chosen.dtype.value,
         kv_dtype=chosen.kv_dtype.value,
+        span_threshold=chosen.span_threshold.value,
         prefill_strategy=chosen.prefill_strategy.value,
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         max_model_len=chosen.max_model_len.value,
@@ -111,6 +113,7 @@ class _Choices:
     interleave: Choice[int]
     exchange: Choice[str]
     replicate_q: Choice[bool]
+    span_threshold: Choice[int]
     prefill_strategy: Choice[str]
     device: Choice[str]
     comm: Choice[str]
@@ -138,10 +141,21 @@ def _choose(
     replicate_q = _choose_replicate_q(asked, model, topology, mode, dtype_bytes)
     max_model_len = _choose_max_model_len(asked, model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
+    interleave = _choose_interleave(asked, topology)
+    comm, kv_dtype = _choose_comm(asked, machine, device.value), _choose_kv_dtype(asked, dtype.value)
     return _Choices(
-        interleave=_choose_interleave(asked, topology),
+        interleave=interleave,
         exchange=exchange,
         replicate_q=replicate_q,
+        span_threshold=choose_span(
+            asked,
+            model,
+            topology,
+            interleave=interleave.value,
+            comm=comm.value,
+            device=device.value,
+            kv_dtype_bytes=DTYPE_BYTES[kv_dtype.value],
+        ),
         prefill_strategy=choose_prefill(
             asked,
             model,
@@ -151,9 +165,9 @@ def _choose(
             dtype_bytes=dtype_bytes,
         ),
         device=device,
-        comm=_choose_comm(asked, machine, device.value),
+        comm=comm,
         dtype=dtype,
-        kv_dtype=_choose_kv_dtype(asked, dtype.value),
+        kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=batched_tokens,
         max_num_seqs=_choose_num_seqs(asked, batched_tokens.value),
@@ -380,6 +394,11 @@ def _notes(
             alone,
         ),
         (unshared and asked.prefill_strategy != "auto", "--prefill-strategy", alone),
+        (
+            asked.dcp_mode == STATIC and asked.dcp_span_threshold is not None,
+            "--dcp-span-threshold",
+            "every request spans its DCP group (--dcp-mode is static)",
+        ),
         (
             unshared and asked.cp_workspace_tokens is not None and model.mla is None,
             "--cp-workspace-tokens",

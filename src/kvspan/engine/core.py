@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
+from kvspan.cache.placement import Elastic, Placement, round_robin
 from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
@@ -295,6 +296,7 @@ class EngineCore:
             resolved.cache_layout,
             blocks_per_pool=self.plan.blocks_per_rank,
             enable_prefix_caching=resolved.enable_prefix_caching,
+            placement=_placement(resolved),
         )
         self._scheduler = Scheduler(
             SchedulerConfig(
@@ -435,6 +437,14 @@ def _end_of(form: Grammar) -> FinishReason | None:
     if form.failure is not None:
         return FinishReason.ABORT
     return FinishReason.STOP if form.ended else None
+
+
+def _placement(resolved: Resolved) -> Placement:
+    """Round the ranks, or at home up to the threshold."""
+    if not resolved.span_threshold:
+        return round_robin
+    most_units = resolved.cache_layout.num_units(resolved.span_threshold)
+    return Elastic(num_homes=resolved.pcp_size, most_units=most_units)
 
 
 def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:

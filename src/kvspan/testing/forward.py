@@ -49,6 +49,7 @@ class ForwardCase:
         dtype: of weights, activations and cache.
         kv_dtype: of the cache, if it is another.
         workspace_tokens: cached tokens that are gathered or expanded at once.
+        random_pools: whether units go to pools at random, and not round them.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
         prefill_strategy: what travels for cached context.
     """
@@ -64,6 +65,7 @@ class ForwardCase:
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
+    random_pools: bool = False
     prefill_strategy: str = FEWEST_BYTES
 
     def __str__(self) -> str:
@@ -210,6 +212,7 @@ def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:
         NewRequest(i, pack_tokens(tokens), len(tokens), SamplingParams(), 0)
         for i, tokens in enumerate(sequences)
     )
+    draws = np.random.default_rng(7)
     placed: Mapping[int, list[int]] = {i: [] for i in range(len(sequences))}
     steps: list[Step] = []
     for start in range(0, max(map(len, sequences)), case.chunk):
@@ -218,7 +221,10 @@ def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:
             stop = min(start + case.chunk, len(tokens))
             if stop > start:
                 needed = case.layout.num_units(stop) - len(placed[i])
-                fresh = [units[(len(placed[i]) + k) % len(units)].pop() for k in range(needed)]
+                turn = [len(placed[i]) + k for k in range(needed)]
+                if case.random_pools:  # runs of one pool, so that many sequences have a home for a while
+                    turn = np.repeat(draws.integers(len(units), size=needed), 3)[:needed].tolist()
+                fresh = [units[pool % len(units)].pop() for pool in turn]
                 placed[i].extend(fresh)
                 rows.append(Row(i, start, stop - start, False, (), tuple(fresh)))
         steps.append(Step(len(steps), new if not steps else (), tuple(rows), ()))
