@@ -46,7 +46,7 @@ soak: setup ## half an hour of mixed load on a server: no leak, every request an
 headline: setup ## plain tensor parallelism against context parallelism at one KV budget; 25 minutes
 	$(BIN)/python benchmarks/headline.py
 
-sanitize: setup ## the native kernels under the address and undefined-behaviour sanitizers
+sanitize: setup ## the native code under the address and undefined-behaviour sanitizers; two minutes
 	$(BIN)/cmake -S . -B build/sanitize -DKVSPAN_SANITIZE=ON -DKVSPAN_PYTHON=OFF
 	$(BIN)/cmake --build build/sanitize --target kvspan_check
 	build/sanitize/kvspan_check
