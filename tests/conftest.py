@@ -2,11 +2,16 @@
 
 import os
 import random
+import signal
 
 import pytest
 import torch
 
 SEED = int(os.environ.get("KVSPAN_TEST_SEED", "20"))
+
+# A shell hands an ignored Ctrl-C to what it runs in the background, and that would be passed on to every
+# process here; tests of Ctrl-C would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
