@@ -17,6 +17,7 @@ import msgspec
 
 from kvspan.errors import RequestError
 from kvspan.structured import StructuredOutputsParams
+from kvspan.unicode import check_unicode
 
 WHOLE_VOCABULARY = -1
 """In `logprobs` and `prompt_logprobs`: every token's, as vLLM spells it."""
@@ -261,6 +262,7 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     for string in strings:
         if not isinstance(string, str) or not string:
             raise RequestError(f"{name} must be strings that are not empty, got {_shown(string)}.")
+        check_unicode(name, string)
     return strings
 
 

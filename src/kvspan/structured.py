@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvspan.errors import RequestError
+from kvspan.unicode import check_unicode
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 """Exactly one of them is asked for."""
@@ -111,9 +112,11 @@ def _json(name: str, value: Any) -> str | None:
 
 
 def _text(name: str, value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
         raise RequestError(f"structured_outputs.{name} must be text, got {value!r}.")
-    return value
+    return check_unicode(f"structured_outputs.{name}", value)
 
 
 def _choice(name: str, value: Any) -> tuple[str, ...] | None:
@@ -125,7 +128,7 @@ def _choice(name: str, value: Any) -> tuple[str, ...] | None:
         raise RequestError(
             f"structured_outputs.{name} must have strings that are not empty, got {empty[0]!r}."
         )
-    return tuple(value)
+    return tuple(check_unicode(f"structured_outputs.{name}", each) for each in value)
 
 
 def _true(name: str, value: Any) -> bool | None:

@@ -143,6 +143,10 @@ def test_more_tokens_than_room_are_clamped(server: Running) -> None:
         ({"extra_body": {"temprature": 2}}, 400, "temperature"),
         ({"extra_body": {"n": "two"}}, 400, "n: "),
         ({"prompt": "\ud800"}, 400, "surrogate"),
+        ({"stop": ["\ud800"]}, 400, "stop is no Unicode"),
+        ({"extra_body": {"cache_salt": "\ud800"}}, 400, "cache_salt is no Unicode"),
+        ({"extra_body": {"structured_outputs": {"regex": "\ud800"}}}, 400, "regex is no Unicode"),
+        ({"extra_body": {"priority": 2**63}}, 400, "priority"),
         ({"stream_options": {"include_usage": True}}, 400, "stream"),
     ],
 )

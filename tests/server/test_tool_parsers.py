@@ -229,6 +229,13 @@ def test_no_end_loses_text(style: str, text: str) -> None:
         assert calls or said == text[:at], f"ended at {at}"
 
 
+def test_a_mark_that_is_cut_after_a_whole_call_is_no_content() -> None:
+    text = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    for at in range(text.index("}}") + 2, len(text) + 1):
+        said, calls = collect(parse("hermes", [text[:at]]))
+        assert (said, len(calls)) == ("", 1), f"ended at {at}"
+
+
 FRAGMENTS = [
     *(sign for style in STYLES for sign in style.signs),
     *(

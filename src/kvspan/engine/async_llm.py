@@ -31,6 +31,7 @@ from kvspan.metrics import Registry
 from kvspan.request import RequestOutput, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.step import pack_tokens
+from kvspan.unicode import check_unicode
 
 MAX_RESTARTS = 3
 """How often lost ranks, or a lost engine, are started again within ten minutes, if nobody says."""
@@ -162,6 +163,7 @@ class AsyncLLM:
         text, ids = read_prompt(prompt, params, self._tokenizer)
         check_request(self.resolved, ids, params)
         self.check_form(params)
+        check_unicode("cache_salt", cache_salt)
         replica = self._choose(ids, cache_salt)
         replica.refuse_if_gone()
         number = next(self._request_numbers)

@@ -14,6 +14,7 @@ from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import Logprob, RequestOutput, SamplingParams
 from kvspan.sampling.detokenize import Decoder
+from kvspan.unicode import check_unicode
 
 Prompt = str | Sequence[int] | Mapping[str, str | Sequence[int]]
 """Text, token ids, or a mapping with one of `prompt` and `prompt_token_ids`."""
@@ -132,9 +133,7 @@ def read_prompt(
         return None, _token_ids(prompt)
     if tokenizer is None:
         raise RequestError("This model has no tokenizer: give the prompt as token ids.")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):
-        raise RequestError("The prompt is no Unicode text: it has half of a surrogate pair.")
-    return prompt, tokenizer.encode(prompt)
+    return prompt, tokenizer.encode(check_unicode("The prompt", prompt))
 
 
 def _token_ids(prompt: object) -> list[int]:

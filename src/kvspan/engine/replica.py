@@ -181,9 +181,11 @@ class Replica:
             EngineDeadError: the process is not there.
         """
         self.refuse_if_gone()
-        for order in orders:
+        assert self._wire is not None, "it takes requests"
+        bodies = [encode(order) for order in orders]  # before any of them counts as unfinished
+        for order, body in zip(orders, bodies, strict=True):
             self._streams[order.request_id] = stream
-            self._tell(order)
+            self._wire.send(body)
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request.

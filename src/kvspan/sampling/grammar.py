@@ -118,6 +118,12 @@ class Grammars:
                     f"The {asked.kind} of structured_outputs cannot be used: "
                     f"{_sentence(matcher.get_error())}"
                 )
+            beginning = matcher.deep_copy()
+            beginning.compute_bitmask()
+            if beginning.is_error():
+                raise RequestError(
+                    f"The {asked.kind} of structured_outputs cannot be used: no text fits it."
+                )
             while len(self._ready) >= MAX_KEPT:
                 del self._ready[next(iter(self._ready))]
             self._ready[asked] = matcher

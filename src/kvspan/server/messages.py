@@ -13,7 +13,7 @@ from pydantic import Field
 
 from kvspan.errors import KvspanError, RequestError
 from kvspan.server.blocks import Answering, Block, BlockKind, Change, Closed, Grown, Opened
-from kvspan.server.protocol import Body, ChatRequest
+from kvspan.server.protocol import Body, ChatRequest, Priority
 
 IGNORED = frozenset(
     {"betas", "context_management", "container", "mcp_servers", "output_config", "inference_geo"}
@@ -38,7 +38,7 @@ class MessagesRequest(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
-    priority: int = 0
+    priority: Priority = 0
     cache_salt: str | None = None
 
 

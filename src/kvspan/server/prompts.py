@@ -7,6 +7,7 @@ from typing import Any
 
 from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer
+from kvspan.unicode import check_unicode
 
 _LONG_CHARACTERS = 20_000  # takes some milliseconds, in which every stream would stand still
 
@@ -22,8 +23,7 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
     Raises:
         RequestError: the text is no Unicode.
     """
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise RequestError("The text is no Unicode text: it has half of a surrogate pair.")
+    check_unicode("The text", text)
 
     def work() -> list[int]:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)

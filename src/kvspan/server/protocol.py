@@ -84,6 +84,9 @@ class StreamOptions(Body):
 Stop = Annotated[str | list[str] | None, Field(description="a string or several that end the output")]
 
 
+Priority = Annotated[int, Field(ge=-(2**63), lt=2**63, description="the lower value runs first")]
+
+
 class Sampled(Body):
     """How tokens are chosen, and how they are sent; the same for both kinds of completion."""
 
@@ -108,7 +111,7 @@ class Sampled(Body):
     prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int = 0
+    priority: Priority = 0
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

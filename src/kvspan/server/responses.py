@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from kvspan.errors import RequestError
-from kvspan.server.protocol import Body, ChatRequest
+from kvspan.server.protocol import Body, ChatRequest, Priority
 
 IGNORED = frozenset(
     {"include", "truncation", "max_tool_calls", "stream_options", "top_logprobs", "prompt_cache_options"}
@@ -44,7 +44,7 @@ class ResponsesRequest(Body):
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    priority: int = 0
+    priority: Priority = 0
     cache_salt: str | None = None
 
     @model_validator(mode="before")

@@ -95,10 +95,15 @@ class Reader:
         return found is not None
 
     def accept(self, *marks: str) -> Parse[str | None]:
-        """Takes one of the marks if it is next, after space at the most; else nothing is taken."""
+        """Takes one of the marks if it is next, after space at the most; else nothing is taken.
+
+        The beginning of a mark at which the text is cut off is taken too: it belongs to the call.
+        """
         mark = yield from self._ahead(marks)
         if mark is not None:
             self._take(self._pending.index(mark) + len(mark))
+        elif self._ended and any(each.startswith(self._pending.lstrip()) for each in marks):
+            self._take(len(self._pending))
         return mark
 
     def need(self, *marks: str) -> Parse[str]:
