@@ -56,7 +56,9 @@ def blocks(page: Path) -> list[Block]:
             found.append(Block(page, begin + 1, line[3:].strip(), text, runs))
             number = end + 1
         elif line.startswith("    kvspan "):
-            end = next((n for n in range(begin, len(lines)) if not lines[n].startswith("    ")), len(lines))
+            end = next(
+                (n for n in range(begin, len(lines)) if not lines[n].startswith("    ")), len(lines)
+            )
             text = "\n".join(text[4:] for text in lines[number:end])
             found.append(Block(page, begin, "", text))
             number = end

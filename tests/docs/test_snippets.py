@@ -1,14 +1,14 @@
 """Blocks of README.md and docs/ do what they say when they are pasted.
 
 A fenced block of `sh` or `python` runs if the line above its fence is the comment `<!-- runs -->`. The
-blocks of a page run in order, in a directory of their own, with this environment's commands on the path, and
-each has to end with exit code 0. A block that is one `kvspan serve ...` stays up for those behind it; it is
-given a free port, and `localhost:8000` in them becomes that port. Everything else is as it stands.
+blocks of a page run in order, in a directory of their own, with this environment's commands on the path,
+and each has to print something and end with exit code 0. A block that is one `kvspan serve ...` stays up
+for those behind it; it is given a free port, and `localhost:8000` in them becomes that port. Everything
+else is as it stands.
 """
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -42,38 +42,45 @@ def test_what_is_pasted_runs(page: Path, tmp_path: Path) -> None:
 def run(block: Block, port: int, directory: Path) -> None:
     text = block.text.replace("localhost:8000", f"localhost:{port}")
     programs = {"python": [sys.executable, "-c", text], "sh": ["sh", "-ec", text]}
-    ran = subprocess.run(
-        programs[block.language],
-        cwd=directory,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert ran.returncode == 0, f"{block}: {ran.stdout}{ran.stderr}"
-    assert ran.stdout.strip(), f"{block} prints nothing"
-    assert "Traceback" not in ran.stderr, f"{block}: {ran.stderr}"
+    with started(programs[block.language], directory) as process:
+        out, error = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, f"{block}: {out}{error}"
+        assert out.strip(), f"{block} prints nothing"
+        assert "Traceback" not in error, f"{block}: {error}"
 
 
 @contextlib.contextmanager
 def serving(block: Block, port: int, directory: Path) -> Iterator[None]:
     """The server of a block, from when it listens until whoever asks is done; it must end by itself."""
-    command = ["sh", "-c", f"exec {block.text} --port {port}"]
+    with started(["sh", "-c", f"exec {block.text} --port {port}"], directory) as process:
+        said = read_until_it_listens(process)
+        assert process.poll() is None, f"{block}: {said}"
+        yield
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)  # also reads what it says to the end
+        assert process.returncode == 0, f"{block} ended with {process.returncode}"
+
+
+@contextlib.contextmanager
+def started(command: list[str], directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process as a shell would start it; whatever of it is left in the end is killed."""
+    here = str(Path(sys.executable).parent)
+    path = f"{here}{os.pathsep}{os.environ['PATH']}"
     with subprocess.Popen(
-        command, cwd=directory, env=environment(), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=directory,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
-            said = read_until_it_listens(process)
-            assert process.poll() is None, f"{block}: {said}"
-            yield
+            yield process
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.communicate(timeout=30)  # also reads what it says to the end
-            finally:
-                process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_until_it_listens(process: subprocess.Popen[str]) -> str:
@@ -81,15 +88,10 @@ def read_until_it_listens(process: subprocess.Popen[str]) -> str:
     said = ""
     for line in process.stderr:
         said += line
-        if re.search(r"Serving on http://", line):
+        if "Serving on http://" in line:
             return said
     process.wait()
     return said
-
-
-def environment() -> dict[str, str]:
-    here = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> int:
