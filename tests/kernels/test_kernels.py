@@ -33,7 +33,15 @@ def test_kernel_equals_reference(name: str, case: AttentionCase, device: str) ->
     assert_within(lse.cpu(), wanted_lse, "lse", case.dtype)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.dtype == torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case.heads[0] == 128 else [])
+        for case in CASES
+        if case.dtype == torch.float32
+    ],
+    ids=str,
+)
 def test_reference_equals_attention_row_by_row(case: AttentionCase) -> None:
     query, keys, values, index, scale = case.inputs()
     out, lse = ReferenceKernel()(query, keys, values, index, scale)

@@ -167,7 +167,10 @@ def test_draws_do_not_depend_on_the_layout(
         assert_same(run(llm, prompts(), DRAWN), one_rank["drawn"])
 
 
-@pytest.mark.parametrize("layout", ["T3-W1", "T2-W2", "T3-W3-I4", "T8-W8", "P2-T1-W2-elastic"])
+@pytest.mark.parametrize(
+    "layout",
+    ["T3-W1", "T2-W2", "T3-W3-I4", pytest.param("T8-W8", marks=pytest.mark.slow), "P2-T1-W2-elastic"],
+)
 def test_preemption_does_not_show(
     layout: str, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:

@@ -55,7 +55,7 @@ def test_a_40_token_prompt_in_chunks_of_32(model: Path) -> None:
             assert_same(run(llm, [tokens(40)]), wanted)
 
 
-@pytest.mark.parametrize("chunk", [16, 17, 1500])
+@pytest.mark.parametrize("chunk", [pytest.param(16, marks=pytest.mark.slow), 17, 1500])
 def test_a_1500_token_prompt_alone_and_with_others(model: Path, chunk: int) -> None:
     """Neither the chunks it is cut in nor what runs beside it shows in its tokens."""
     options = {"max_model_len": 1600, "enable_prefix_caching": False}
