@@ -65,7 +65,7 @@ def gather_rows(group: Group, sizes: Sequence[int], *tensors: Tensor) -> list[Te
     Returns:
         [sum of sizes + n - sizes[rank], ...] of each: everybody's rows, and then those that stayed.
     """
-    if not any(sizes):  # the same on all ranks
+    if group.size == 1 or not any(sizes):  # alone, they are in order; with none, so all ranks see it
         return list(tensors)
     own = sizes[group.rank]
     under_way = [group.all_gather(x[:own].contiguous(), sizes) for x in tensors]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvspan.config.rope import RopeConfig
-from kvspan.layers.rows import row_ops
+from kvspan.layers.rows import row_ops, some_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Rotation:
 
     def of(self, rows: Tensor | slice) -> "Rotation":
         """Angles of some of the rows."""
-        return Rotation(self.cos[rows], self.sin[rows], self.interleaved)
+        return Rotation(some_rows(self.cos, rows), some_rows(self.sin, rows), self.interleaved)
 
     def apply(self, x: Tensor) -> Tensor:
         """Rotates the pairs of the last dim: [R, H, D] -> the same shape and dtype.

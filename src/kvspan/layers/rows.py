@@ -3,6 +3,7 @@
 Both variants round at the same places, so that they differ by the last bit of a float32 at the most.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol
 
@@ -138,6 +139,30 @@ class NativeRowOps:
         return self._isa, self._dtypes[x.dtype], torch.get_num_threads()
 
 
+def some_rows(x: Tensor, rows: slice | Tensor) -> Tensor:
+    """x[rows], which is `x` itself where that is all of it: a step often has rows of one kind alone."""
+    return x if _are_all(rows, len(x)) else x[rows]
+
+
+def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
+    """Rows of several kinds in one tensor; copied unless one kind has all of them.
+
+    Args:
+        num_rows: R.
+        parts: at least one: which rows, and what they are [n, ...]; together each row once.
+
+    Returns:
+        [R, ...].
+    """
+    for rows, part in parts:
+        if _are_all(rows, num_rows):
+            return part
+    out = parts[0][1].new_empty(num_rows, *parts[0][1].shape[1:])
+    for rows, part in parts:
+        out[rows] = part
+    return out
+
+
 def row_ops(x: Tensor) -> RowOps:
     """The fastest operators for rows like `x`."""
     native = _native_row_ops()
@@ -148,6 +173,10 @@ def row_ops(x: Tensor) -> RowOps:
 def _native_row_ops() -> NativeRowOps | None:
     isa = native_path().isa
     return None if isa is None else NativeRowOps(isa)
+
+
+def _are_all(rows: slice | Tensor, num_rows: int) -> bool:
+    return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
 def _dense(x: Tensor) -> Tensor:

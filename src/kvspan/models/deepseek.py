@@ -38,6 +38,7 @@ from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
+from kvspan.layers.rows import some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
@@ -115,17 +116,21 @@ class LatentAttention(nn.Module):
         keys, projected = self._keys(x, rotation), self.query(x)
         (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
-        attended = x.new_empty(len(x), self.slice.size)
+        none = x.new_empty(0, self.slice.size)  # what a rank without rows ends with
+        attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
         for reach, asking in zip(self.reaches, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
-                query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-                attended[rows] = self._over_shards(query, asking, reach)
+                query = self.queries.all_heads(some_rows(projected, rows))
+                query = self._rotated(query, rotation.of(rows))
+                attended.append((rows, self._over_shards(query, asking, reach)))
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
-            query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
-            attended[rows] = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
-        out: Tensor = self.out(attended)
+            query = self.queries.own_heads(some_rows(projected, rows))
+            query = self._rotated(query, rotation.of(rows))
+            values = self._gathered(query, keys[batch.gathered.keys], batch.gathered)
+            attended.append((rows, values.to(x.dtype)))
+        out: Tensor = self.out(together(len(x), attended))
         return out
 
     def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:

@@ -23,6 +23,7 @@ from kvspan.layers.linear import ColumnLinear, RowLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
+from kvspan.layers.rows import some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
@@ -111,20 +112,23 @@ class DenseAttention(nn.Module):
         key = rotation.apply(self.k_norm(key))
         key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
-        attended = x.new_empty(len(x), self.piece.size)
+        none = x.new_empty(0, self.piece.size)  # what a rank without rows ends with
+        attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
         for reach, asking in zip(self.reaches, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
-                query = self._rotated(self.queries.all_heads(projected[rows]), rotation.of(rows))
-                attended[rows] = self._over_shards(query, asking, reach).to(x.dtype)
+                query = self.queries.all_heads(some_rows(projected, rows))
+                query = self._rotated(query, rotation.of(rows))
+                attended.append((rows, self._over_shards(query, asking, reach).to(x.dtype)))
         if batch.gathered.num_keys:
             rows, its = batch.gathered.rows, batch.gathered.keys
-            query = self._rotated(self.queries.own_heads(projected[rows]), rotation.of(rows))
+            query = self.queries.own_heads(some_rows(projected, rows))
+            query = self._rotated(query, rotation.of(rows))
             new = self.store.rounded(key[its], value[its])
             values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
             start = self.piece.start - self.touched.start * self.config.head_dim
-            attended[rows] = values[:, start : start + self.piece.size].to(x.dtype)
-        out: Tensor = self.out(attended)
+            attended.append((rows, values[:, start : start + self.piece.size].to(x.dtype)))
+        out: Tensor = self.out(together(len(x), attended))
         return out
 
     def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
