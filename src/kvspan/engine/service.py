@@ -69,9 +69,10 @@ def main() -> None:
     tie_to_parent(lifeline_fd)
     link = Link(socket.socket(fileno=sock_fd))
     try:
-        (begin,) = link.orders(wait_s=None)
+        begin, *more = link.orders(wait_s=None)
         assert isinstance(begin, Begin), "the first order is to begin"
-        _serve(link, begin)
+        if not more:  # else it is told to end before it has begun: nothing else is said so early
+            _serve(link, begin)
     except KvspanError as error:
         kinds = (base.__name__ for base in type(error).__mro__ if base.__name__ in TOLD_ERRORS)
         link.tell(Died(next(kinds, EngineDeadError.__name__), str(error)))

@@ -75,7 +75,9 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
         best = planned.best or planned.points[-1]
         users = best.concurrency
     engine = Simulation(
-        resolve(engine_config(plan, planned), plan.model.config, Machine(cores=1, num_gpus=10**6)),
+        resolve(
+            engine_config(plan, planned, trace), plan.model.config, Machine(cores=1, num_gpus=10**6)
+        ),
         planned.cost,
         block_tokens=BLOCK_TOKENS if trace is None else trace.block_tokens,
     )
@@ -90,9 +92,20 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
     return _simulated(planned, users, replay)
 
 
-def engine_config(plan: Plan, planned: Planned) -> EngineConfig:
-    """The flags with which kvspan would run a candidate."""
+def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> EngineConfig:
+    """The flags with which kvspan would run a candidate.
+
+    Args:
+        plan: the question.
+        planned: the candidate.
+        trace: requests; unless the question says it, there is room for the longest of them, and a
+            cache need not hold what the model could read but nobody asks. None = that there is.
+    """
     asked, candidate = plan.asked, planned.candidate
+    limit = asked.max_model_len
+    if limit is None and trace is not None:
+        longest = max(row.input_length + row.output_length for row in trace.rows)
+        limit = min(longest, plan.model.config.max_position_embeddings)
     spread = candidate.topology.dcp_size > 1
     return EngineConfig(
         model=plan.model.name,
@@ -104,7 +117,7 @@ def engine_config(plan: Plan, planned: Planned) -> EngineConfig:
         dcp_q_replicate=("on" if candidate.replicate_q else "off") if spread else "auto",
         kv_cache_dtype=asked.kv_cache_dtype,
         gpu_memory_utilization=asked.gpu_memory_utilization,
-        max_model_len=asked.max_model_len,
+        max_model_len=limit,
         max_num_seqs=asked.max_num_seqs,
         max_num_batched_tokens=asked.max_num_batched_tokens,
         enable_expert_parallel=asked.enable_expert_parallel,

@@ -112,8 +112,8 @@ class Served:
         if waiting + num_outputs > room:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"The queue is full: {waiting} outputs wait, and --max-queue is "
-                f"{self.config.max_queue}. Try again later.",
+                f"The queue is full: {waiting} outputs wait, {num_outputs} more are asked for, and "
+                f"--max-queue is {self.config.max_queue}. Try again later.",
                 code="queue_full",
                 headers={"Retry-After": str(self.retry_after_s)},
             )

@@ -119,7 +119,7 @@ def _asking(
     own, num_travelling = shares.own_parts, shares.row_sizes[shares.own]
     does_travel = np.arange(own.num_tokens) < num_travelling
     if not shares.is_spread:
-        local, is_local, travelling = [*travelling[shares.own]], does_travel, [[] for _ in travelling]
+        local, is_local, travelling = travelling[shares.own], does_travel, [[] for _ in travelling]
     else:
         local, is_local = [*shares.staying[shares.own]], ~does_travel
     spread = does_travel & ~is_local & ~gathered[own.row]
