@@ -40,7 +40,6 @@ INSTEAD = {
     "--kv-transfer-config": "prefill and decode run in one instance: leave it out",
     "--limit-mm-per-prompt": _NO_MULTIMODAL,
     "--lora-modules": _NO_ADAPTERS,
-    "--max-logprobs": "as many as a request asks for are given: leave it out",
     "--max-lora-rank": _NO_ADAPTERS,
     "--max-num-partial-prefills": "prompts share steps within --max-num-batched-tokens: leave it out",
     "--max-parallel-loading-workers": "every rank loads its own part: leave it out",

@@ -38,6 +38,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.
+        max_logprobs: log-probabilities at each position that a request may ask for; -1 = any number.
         enable_prefix_caching: whether the KV of common prefixes is reused.
         enable_chunked_prefill: whether a prompt may take several steps.
         seed: of sampling and of dummy weights.
@@ -74,6 +75,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_logprobs: int
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     seed: int

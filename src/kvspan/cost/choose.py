@@ -92,6 +92,7 @@ def resolve(
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
+        max_logprobs=asked.max_logprobs,
         enable_prefix_caching=asked.enable_prefix_caching,
         enable_chunked_prefill=asked.enable_chunked_prefill,
         seed=asked.seed,

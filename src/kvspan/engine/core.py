@@ -465,6 +465,19 @@ def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingPar
         vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
         raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
     params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
+    _check_logprobs(resolved.max_logprobs, params)
+
+
+def _check_logprobs(limit: int, params: SamplingParams) -> None:
+    """A few thousand prompt positions times a whole vocabulary are more than memory holds."""
+    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if count is None or limit < 0 or 0 <= count <= limit:
+            continue
+        asked = "all tokens" if count < 0 else count
+        raise RequestError(
+            f"{name} asks for {asked} at each position, and --max-logprobs is {limit}: ask for fewer, "
+            "or raise it (-1 is no limit)."
+        )
 
 
 def check_length(resolved: Resolved, num_tokens: int) -> None:

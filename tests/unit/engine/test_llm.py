@@ -243,6 +243,15 @@ def test_a_bad_prompt_is_refused_and_others_are_untouched(llm: LLM, prompt: obje
     assert llm.generate("fine", GREEDY, use_tqdm=False)[0].finished
 
 
+@pytest.mark.parametrize("count", [21, -1])
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_logprobs_than_memory_is_for_are_refused(llm: LLM, name: str, count: int) -> None:
+    with pytest.raises(RequestError, match=f"{name} .* --max-logprobs is 20"):
+        llm.generate("fine", SamplingParams(**{name: count}), use_tqdm=False)
+    most = SamplingParams(max_tokens=1, **{name: 20})
+    assert llm.generate("fine", most, use_tqdm=False)[0].finished
+
+
 def test_stop_strings_need_a_tokenizer(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, TINY["llama-gqa"], seed=5)
     with LLM(str(tmp_path), **OPTIONS) as llm:
