@@ -6,6 +6,8 @@ from fractions import Fraction
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 """Bytes of one element of each dtype that kvspan computes in."""
+KV_DTYPE_BYTES = {**DTYPE_BYTES, "fp8_e4m3": 1, "int8": 1}
+"""Bytes of one cached element, without the scales that 8 bits come with."""
 
 _COUNTS = {
     "": 1,

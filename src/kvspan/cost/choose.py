@@ -12,7 +12,7 @@ import msgspec
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig
 from kvspan.config.resolved import Resolved
-from kvspan.config.sizes import DTYPE_BYTES
+from kvspan.config.sizes import DTYPE_BYTES, KV_DTYPE_BYTES
 from kvspan.cost.choice import Choice
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.span import STATIC, choose_span
@@ -155,7 +155,7 @@ def _choose(
             interleave=interleave.value,
             comm=comm.value,
             device=device.value,
-            kv_dtype_bytes=DTYPE_BYTES[kv_dtype.value],
+            kv_dtype_bytes=KV_DTYPE_BYTES[kv_dtype.value],
         ),
         prefill_strategy=choose_prefill(
             asked,

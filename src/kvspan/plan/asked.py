@@ -20,7 +20,7 @@ from kvspan.config.options import (
     required,
     whole,
 )
-from kvspan.config.sizes import DTYPE_BYTES
+from kvspan.config.sizes import KV_DTYPE_BYTES
 from kvspan.cost.choose import GPU_FRACTION
 from kvspan.cost.weights import WEIGHT_BITS
 from kvspan.errors import ConfigError
@@ -28,8 +28,6 @@ from kvspan.errors import ConfigError
 MAX_GPUS = 100_000
 """Far beyond any one fleet: more is a slip of the finger."""
 MAX_TOKENS = 1 << 30
-KV_BYTES = DTYPE_BYTES | {"fp8_e4m3": 1, "int8": 1}
-"""Bytes of a cached element."""
 GOALS = ("throughput", "latency", "capacity")
 
 _MODEL, _HARDWARE = OptionGroup.MODEL, OptionGroup.HARDWARE
@@ -78,7 +76,7 @@ class PlanAsked:
     )
     kv_cache_dtype: str = option(
         choice(
-            *KV_BYTES,
+            *KV_DTYPE_BYTES,
             aliases={"auto": "bfloat16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
             | {"fp8": "fp8_e4m3"},
         ),

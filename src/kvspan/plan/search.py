@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvspan.config.engine import EngineConfig
+from kvspan.config.sizes import KV_DTYPE_BYTES
 from kvspan.cost.choose import check_exchange
 from kvspan.cost.facts import Device
 from kvspan.cost.memory import kv_bytes_per_token
@@ -15,7 +16,7 @@ from kvspan.cost.steptime import Deployment, StepCost
 from kvspan.cost.weights import WeightDtypes, weight_dtypes
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
-from kvspan.plan.asked import KV_BYTES, PlanAsked
+from kvspan.plan.asked import PlanAsked
 from kvspan.plan.capacity import Capacity, capacity_of, check_capacity
 from kvspan.plan.load import Load
 from kvspan.plan.models import FoundModel
@@ -187,7 +188,7 @@ def search(asked: PlanAsked, model: FoundModel, device: Device) -> Plan:
         dtypes=dtypes,
         load=load,
         kv_bytes_per_token=kv_bytes_per_token(
-            model.config, kv_dtype_bytes=KV_BYTES[asked.kv_cache_dtype]
+            model.config, kv_dtype_bytes=KV_DTYPE_BYTES[asked.kv_cache_dtype]
         ),
         planned=tuple(planned),
         refused=tuple(refused),
@@ -228,7 +229,7 @@ def deployment_of(
         device=device,
         topology=candidate.topology,
         dtypes=dtypes,
-        kv_dtype_bytes=KV_BYTES[asked.kv_cache_dtype],
+        kv_dtype_bytes=KV_DTYPE_BYTES[asked.kv_cache_dtype],
         exchange=candidate.exchange,
         replicate_q=candidate.replicate_q,
         expert_parallel=asked.enable_expert_parallel,

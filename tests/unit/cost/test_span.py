@@ -1,0 +1,47 @@
+"""From which length on requests are spread, and which layouts have homes for the others."""
+
+import pytest
+
+from kvspan.config.engine import EngineConfig
+from kvspan.config.model import parse_model_config
+from kvspan.cost.choose import Machine, resolve
+from kvspan.errors import ConfigError
+from kvspan.testing.tiny import TINY
+
+HOMES = {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
+
+
+def threshold(**options: object) -> tuple[int, str | None]:
+    asked = EngineConfig.from_mapping({"model": "m", **options})
+    model = parse_model_config(TINY["llama-gqa-9x3"], where="tiny")
+    resolved = resolve(asked, model, Machine(cores=2))
+    return resolved.span_threshold, resolved.why.get("span_threshold")
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_dearer_exchanges_keep_longer_requests_at_home(kv_dtype: str) -> None:
+    options = {**HOMES, "dcp_mode": "elastic", "kv_cache_dtype": kv_dtype}
+    near, why = threshold(**options, comm="shm")
+    far, _ = threshold(**options, comm="gloo")
+    assert 0 < near < far
+    assert why is not None
+    assert f"{near:,} tokens" in why
+
+
+def test_a_static_layout_spreads_everything_and_says_that_a_threshold_is_idle() -> None:
+    assert threshold(**HOMES) == (0, None)
+    assert threshold(**HOMES, dcp_span_threshold=100)[0] == 0
+    assert threshold(**HOMES, dcp_mode="elastic", dcp_span_threshold=100) == (100, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"tensor_parallel_size": 3, "decode_context_parallel_size": 3}, "-pcp 2 -dcp 2"),
+        ({"prefill_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
+        ({**HOMES, "cp_kv_cache_interleave_size": 4}, "--cp-kv-cache-interleave-size 4"),
+    ],
+)
+def test_a_layout_without_homes_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        threshold(**options, dcp_mode="elastic")
