@@ -58,7 +58,9 @@ def test_this_host_is_measured(tmp_path: Path) -> None:
         assert 1 < rates.kernel_us < 10_000
     file = tmp_path / "here.toml"
     file.write_text(as_toml(found))
-    assert main(["plan", "smollm2-135m", "--facts", str(file), "--hardware", "here", "--gpus", "2"]) == 0
+    load = ["--input", "4096", "--output", "128"]  # SmolLM2 has room for 8,192 tokens
+    hardware = ["--facts", str(file), "--hardware", "here", "--gpus", "2"]
+    assert main(["plan", "smollm2-135m", *hardware, *load]) == 0
     assert msgspec.json.encode(found)
 
 
