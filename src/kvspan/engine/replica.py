@@ -125,7 +125,7 @@ class Replica:
         self._streams: dict[int, RequestStream] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._wire: _Wire | None = None
-        self._news: asyncio.Future[Chosen | Ready] | None = None
+        self._news: asyncio.Queue[Chosen | Ready | KvspanError] = asyncio.Queue()
         self._seen: asyncio.Future[Seen] | None = None
         self._restarts = Restarts(max_restarts, clock)
         self._restarting: asyncio.Task[None] | None = None
@@ -247,17 +247,16 @@ class Replica:
         theirs.close()
         os.close(lifeline_fd)
         self._died = None
-        self._news = asyncio.get_running_loop().create_future()
+        self._news = asyncio.Queue()  # what a lost process had still to say concerns nobody
         _, self._wire = await asyncio.get_running_loop().create_unix_connection(
             lambda: _Wire(self, lifeline_end), sock=ours
         )
 
     async def _hear(self) -> Chosen | Ready:
-        assert self._news is not None, "nothing has been asked"
-        try:
-            return await self._news
-        finally:
-            self._news = asyncio.get_running_loop().create_future()
+        news = await self._news.get()
+        if isinstance(news, KvspanError):
+            raise news
+        return news
 
     def _tell(self, order: Order) -> None:
         assert self._wire is not None, "nobody is there to be told"
@@ -275,8 +274,7 @@ class Replica:
                 self.health.load = load
                 self._show(load)
             case Chosen() | Ready():
-                assert self._news is not None, "it was asked to begin"
-                self._news.set_result(report)
+                self._news.put_nowait(report)
             case Seen():
                 if self._seen is not None and not self._seen.done():
                     self._seen.set_result(report)
@@ -326,9 +324,8 @@ class Replica:
         self._wire = None
         told = self._died or Died(EngineDeadError.__name__, "The engine's process has ended.")
         error = TOLD_ERRORS.get(told.kind, EngineDeadError)(told.sentence)
-        if self._news is not None and self.ready is None and not self._news.done():
-            self._news.set_exception(error)
-            self._news.exception()  # nobody may be waiting
+        if self.ready is None:
+            self._news.put_nowait(error)
         if self._seen is not None and not self._seen.done():
             self._seen.set_exception(error)
             self._seen.exception()
