@@ -119,7 +119,7 @@ EXPERIMENTS = (
         config=MLA,
         dcp_size=4,
         budget_mib=15,
-        users={1.0: (2, 4, 8, 16, 32, 48, 64), 0.5: (4, 8, 16, 32), 2.0: (8, 16, 32, 64, 96)},
+        users={1.0: (2, 4, 8, 12, 16, 32, 48, 64), 0.5: (4, 8, 16, 32), 2.0: (8, 16, 32, 64, 96)},
         least={"KV tokens": 3.9, "requests running": 3.8, "output tok/s per rank": 2.5},
         most_tpot=1.15,
     ),
