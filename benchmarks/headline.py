@@ -5,7 +5,7 @@ heads, on 4 ranks with the same KV budget each: plain tensor parallelism, which 
 decode context parallelism, which does not. The trace is the agentic profile with prompts 64 times
 shorter. Half and double the budget show what the budget does.
 
-    make headline                                  # all of it, 20 minutes on 2 cores; it resumes
+    make headline                                  # all of it, 16 minutes on 2 cores; it resumes
     python benchmarks/headline.py --only mla --budgets 1 --output DIRECTORY
 """
 

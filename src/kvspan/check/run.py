@@ -4,6 +4,7 @@ Prompts are batched; each layout runs unchunked with a cold prefix cache, again 
 chunks that divide nothing. In a narrower dtype, runs are forced along float32's tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -21,6 +22,10 @@ from kvspan.request import Logprob, RequestOutput, SamplingParams
 
 PROMPT_LENGTHS = (1, 5, 32, 33, 129, 2000)
 OUTPUT_TOKENS = 16
+LEAST_POSITIONS = 2000
+"""Positions that are compared: a 99th percentile of fewer would hang on a handful of them. Where there
+is no room for the longest prompt there are several of each of the others."""
+
 CHUNK_TOKENS = 49
 """Tokens of a step in the chunked runs: divides no prompt and no block."""
 
@@ -159,13 +164,15 @@ def _prompts(resolved: Resolved, tokenizer: Tokenizer | None) -> list[Tokens]:
             f"--max-model-len {resolved.max_model_len} leaves no room for a prompt and {OUTPUT_TOKENS} "
             "tokens of output."
         )
+    each = sum(lengths) + OUTPUT_TOKENS * len(lengths)
+    lengths *= math.ceil(LEAST_POSITIONS / each)
     if tokenizer is None:
         draws = np.random.default_rng(resolved.seed)
         return [draws.integers(resolved.model_config.vocab_size, size=n).tolist() for n in lengths]
     text = resources.files("kvspan").joinpath("data/constitution.txt").read_text("utf-8")
     tokens = tokenizer.encode(text)
-    starts = np.cumsum([0, *lengths]) % max(len(tokens) - max(lengths), 1)
-    return [tokens[start : start + n] for start, n in zip(starts.tolist(), lengths, strict=False)]
+    starts = np.cumsum([0, *lengths[:-1]]) % max(len(tokens) - max(lengths), 1)
+    return [tokens[start : start + n] for start, n in zip(starts.tolist(), lengths, strict=True)]
 
 
 def _greedy(llm: LLM, prompts: Sequence[Tokens]) -> tuple[list[list[Position]], list[Tokens]]:

@@ -33,11 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print(console: Console, verdict: Verdict) -> None:
     layout = verdict.layout
-    lengths = ", ".join(map(str, verdict.prompt_lengths))
+    lengths = ", ".join(map(str, dict.fromkeys(verdict.prompt_lengths)))
     console.print(
         f"{layout.model}: {layout.topology.flags}, interleave {layout.interleave}, "
         f"{layout.exchange}, queries {'replicated' if layout.replicate_q else 'gathered'}, beside one "
-        f"rank; prompts of {lengths} tokens.",
+        f"rank; {len(verdict.prompt_lengths)} prompts of {lengths} tokens.",
         markup=False,
     )
     console.print(_exact_table(verdict.exact))
