@@ -1,7 +1,5 @@
 """A form that can be held to no longer ends its request with a sentence, and no other's."""
 
-from pathlib import Path
-
 import pytest
 
 from kvspan.engine.forms import FREE, Forms, Held
