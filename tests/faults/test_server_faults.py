@@ -171,7 +171,7 @@ def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error(serv
 
 
 def test_a_stopped_engine_is_lost_though_no_step_is_long(model: Path) -> None:
-    with serving(model, *TWO, "--engine-timeout", "4") as server:
+    with serving(model, *TWO, "--engine-timeout", "6") as server:
         stopped = server.engine
         streams = under_way(server)
         family = [stopped, *stopped.children(recursive=True)]
