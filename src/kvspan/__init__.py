@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         KvspanError,
         LayoutError,
         ModelError,
+        OutputError,
         RequestError,
     )
     from kvspan.request import CompletionOutput, RequestOutput, SamplingParams
@@ -34,6 +35,7 @@ __all__ = [
     "LayoutError",
     "ModelError",
     "RequestError",
+    "OutputError",
     "EngineDeadError",
 ]
 

@@ -5,6 +5,7 @@
     │   └── LayoutError              ranks, heads, blocks and interleave do not fit together
     ├── ModelError (ValueError)      a checkpoint, config or tokenizer is missing, broken or unknown
     ├── RequestError (ValueError)    one request is refused; all others go on
+    ├── OutputError (RuntimeError)   one request cannot be finished; all others go on
     └── EngineDeadError (RuntimeError)  a rank died or hung; every running request ends with it
 
 Knows nothing else of kvspan, so everything may import it.
@@ -43,6 +44,10 @@ class ModelError(KvspanError, ValueError):
 
 class RequestError(KvspanError, ValueError):
     """One request is refused; others are untouched."""
+
+
+class OutputError(KvspanError, RuntimeError):
+    """One request cannot be finished, and the same again would end the same; others are untouched."""
 
 
 class EngineDeadError(KvspanError, RuntimeError):

@@ -35,6 +35,8 @@ class FinishReason(StrEnum):
     """`max_tokens` or `max_model_len` was reached."""
     ABORT = "abort"
     """Somebody cancelled it."""
+    ERROR = "error"
+    """It cannot go on: its form cannot be held to any longer, or its logits are no numbers."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,6 +185,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
         finish_reason: why it ended; None while it runs.
         stop_reason: the stop string or stop token that ended it; None for an end-of-text token and
             for any other reason.
+        error: a sentence, if it ended with FinishReason.ERROR.
     """
 
     index: int
@@ -192,6 +195,7 @@ class CompletionOutput(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True, kw_only=True):

@@ -340,15 +340,18 @@ class Scheduler:
     def _advance(self, state: SequenceState, row: Row, sampled: Sampled) -> Progress:
         """Takes in one row's result."""
         assert sampled.request_id == row.request_id, "results are not in the order of the rows"
-        assert (sampled.token_id is not None) == row.sample, "sampled where it should not, or not"
+        can_sample = row.sample and not sampled.failure
+        assert (sampled.token_id is not None) == can_sample, "sampled where it should not, or not"
         state.num_computed_tokens += row.num_tokens
         if sampled.token_id is not None:
             state.tokens.append(sampled.token_id)
-        self._cache.register(state.request_id, num_computed_tokens=state.num_computed_tokens)
+        if not sampled.failure:  # else its keys may be no numbers
+            self._cache.register(state.request_id, num_computed_tokens=state.num_computed_tokens)
         known = max(state.num_scored_tokens - row.start, 0)
         state.num_scored_tokens = max(state.num_scored_tokens, row.start + len(sampled.prompt_logprobs))
         fresh = sampled.prompt_logprobs[known:]
-        return Progress(state, Sampled(row.request_id, sampled.token_id, sampled.logprobs, fresh))
+        told = Sampled(row.request_id, sampled.token_id, sampled.logprobs, fresh, sampled.failure)
+        return Progress(state, told)
 
     def _remove(self, state: SequenceState) -> None:
         """Forgets a request, here and at the workers."""

@@ -151,12 +151,14 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
             none were asked for.
         prompt_logprobs: one entry for each prompt position that this row predicted, the prompt's
             token first, then the `params.prompt_logprobs` most probable ones.
+        failure: a sentence, if nothing can come of the request: it ends with that. Empty = go on.
     """
 
     request_id: int
     token_id: int | None
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    failure: str = ""
 
 
 class StepResult(msgspec.Struct, frozen=True, array_like=True):
@@ -188,12 +190,18 @@ class TimedSpan(msgspec.Struct, frozen=True, array_like=True):
         start_s: by the machine's monotonic clock, the same for all processes of a host.
         stop_s: likewise.
         own_s: its length without the spans inside it.
+        group: of a collective: the ranks that made it, e.g. "tp"; else empty.
+        op: of a collective: which, e.g. "all_reduce"; else empty.
+        sent_bytes: of a collective: that the rank sent, round a ring where there is a choice.
     """
 
     name: str
     start_s: float
     stop_s: float
     own_s: float
+    group: str = ""
+    op: str = ""
+    sent_bytes: int = 0
 
 
 class RankReport(msgspec.Struct, frozen=True, array_like=True):

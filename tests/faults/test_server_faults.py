@@ -170,6 +170,25 @@ def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error(serv
     assert len(set(os.listdir("/dev/shm")) - shared) <= 1  # noqa: PTH208
 
 
+def test_a_stopped_engine_is_lost_though_no_step_is_long(model: Path) -> None:
+    with serving(model, *TWO, "--engine-timeout", "6") as server:
+        stopped = server.engine
+        streams = under_way(server)
+        family = [stopped, *stopped.children(recursive=True)]
+        stopped.suspend()
+        streams.join(40)
+        assert streams.errors.keys() == set(PROMPTS)
+        assert all("--engine-timeout" in error["message"] for error in streams.errors.values())
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+        server.await_metric("kvspan_engine_ready", 1)
+        assert server.metric("kvspan_engine_restarts_total") == 1
+        again = Streams(server, num_tokens=10)
+        again.start()
+        again.join(60)
+        assert again.errors == {}
+
+
 @pytest.mark.slow
 def test_a_killed_server_leaves_nothing_behind(model: Path) -> None:
     with serving(model, *TWO) as server:

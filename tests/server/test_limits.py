@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from kvspan.server.errors import add_handlers
 from tests.server.conftest import Running, serving
 
 pytestmark = pytest.mark.timeout(60)
@@ -17,7 +20,10 @@ JSON = {"Content-Type": "application/json"}
 def guarded(model: Path) -> Iterator[Running]:
     options = ("--api-key", "one,two", "--header-timeout", "0.5", "--body-timeout", "1")
     with serving(
-        model, *options, "--max-body-size", "100KB", "--allowed-origins", "https://a.example"
+        model,
+        *options,
+        *("--max-body-size", "100KB", "--allowed-origins", "https://a.example"),
+        *("--max-num-seqs", "2", "--max-queue", "4"),
     ) as server:
         yield server
 
@@ -54,6 +60,82 @@ def test_a_bad_body_is_a_sentence(server: Running, content: bytes) -> None:
     message = reply.json()["error"]["message"]
     assert "\n" not in message
     assert len(message) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"prompt": "ab\xff"}', "no UTF-8: byte 0xff at 14"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"prompt": ', "no valid JSON"),
+    ],
+    ids=["no UTF-8", "deep", "half"],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+def test_a_body_that_cannot_be_read_is_told_why(
+    server: Running, path: str, content: bytes, said: str
+) -> None:
+    with server.http as client:
+        reply = client.post(path, content=content, headers=JSON)
+    assert reply.status_code == 400
+    assert said in reply.json()["error"]["message"]
+    assert (reply.json().get("type") == "error") == (path == "/v1/messages")
+
+
+def test_more_outputs_than_could_ever_wait_are_no_matter_of_time(guarded: Running) -> None:
+    body = {"prompt": ["a", "b", "c"], "n": 3}
+    with guarded.http as client:
+        reply = client.post("/v1/completions", json=body, headers={"x-api-key": "one"})
+    assert reply.status_code == 400
+    message = reply.json()["error"]["message"]
+    assert "asks for 9 outputs" in message
+    assert "room for 6: 2 that run (--max-num-seqs) and 4 that wait (--max-queue)" in message
+
+
+def test_clients_of_anthropic_are_refused_in_their_own_shape(guarded: Running) -> None:
+    hello = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    key = {"x-api-key": "one"}
+    with guarded.http as client:
+        refusals = [
+            (client.post("/v1/messages", json=hello), 401, "authentication_error"),
+            (client.post("/v1/messages/count_tokens", json=hello), 401, "authentication_error"),
+            (
+                client.post("/v1/messages", content=b"x" * 200_000, headers=key),
+                413,
+                "request_too_large",
+            ),
+            (
+                client.post("/v1/messages", json=hello | {"max_tokens": "4"}, headers=key),
+                400,
+                "invalid_request_error",
+            ),
+            (client.post("/v1/messages/other", headers=key), 404, "not_found_error"),
+            (
+                client.post("/v1/messages", json=hello | {"model": "x"}, headers=key),
+                404,
+                "not_found_error",
+            ),
+        ]
+    for reply, status, kind in refusals:
+        assert reply.status_code == status
+        assert set(reply.json()) == {"type", "error"}
+        assert reply.json()["error"]["type"] == kind
+    assert "x-api-key: KEY" in refusals[0][0].json()["error"]["message"]
+
+
+def test_after_an_unforeseen_error_the_connection_says_that_it_closes() -> None:
+    app = FastAPI()
+    add_handlers(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise ArithmeticError("cannot count")
+
+    client = TestClient(app, raise_server_exceptions=False)
+    reply = client.get("/broken")
+    assert reply.status_code == 500
+    assert reply.headers["connection"] == "close"
+    assert reply.json()["error"]["type"] == "server_error"
 
 
 def test_a_body_of_100_mb_is_not_read(server: Running) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.server.conftest import MODEL, Running, serving
@@ -214,3 +215,31 @@ def test_replicas_are_shown_side_by_side(model: Path) -> None:
     assert where == [(0, 0, 0), (0, 1, 1), (1, 0, 2), (1, 1, 3)]
     assert [len(pool["cells"]) > 0 for pool in seen["pools"]] == [True] * 4
     assert seen["layout"]["num_replicas"] == 2
+
+
+@pytest.mark.timeout(120)
+def test_replicas_stand_side_by_side_and_a_lost_one_says_why(
+    model: Path, browser: Any, tmp_path: Path
+) -> None:
+    with serving(model, "--data-parallel-size", "2", *TWO_RANKS) as two:
+        show(browser, width=1280, height=1000, scheme="light")
+        browser.get(f"{two.url}/")
+        until(browser, "return Number(document.body.dataset.looks) > 2")
+        tops = (
+            "return [...document.querySelectorAll('.replica')].map((r) => r.getBoundingClientRect().top)"
+        )
+        first, second = browser.execute_script(tops)
+        assert first == second
+        names = """return [...document.querySelectorAll('.replica')].map(
+            (r) => [...r.querySelectorAll('h3, .rank b')].map((node) => node.textContent.trim()))"""
+        assert browser.execute_script(names) == [
+            ["replica 0", "rank 0", "rank 1"],
+            ["replica 1", "rank 0", "rank 1"],
+        ]
+        assert min(browser.execute_script(COLOURS)) >= 1
+        keep(browser, "replicas", tmp_path)
+        psutil.Process(two.process.pid).children()[1].kill()
+        until(browser, "return document.querySelectorAll('.replica.lost').length === 1")
+        said = "return document.querySelector('.replica.lost h3 span').textContent"
+        assert browser.execute_script(said)
+        until(browser, "return document.querySelectorAll('.replica.lost').length === 0")

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from kvspan.bench.record import Observed, Record, Sample
 from kvspan.bench.schedule import Due, Schedule
 from kvspan.clock import Clock, WallClock
-from kvspan.engine.core import EngineCore, Event
+from kvspan.engine.core import EngineCore
+from kvspan.engine.events import Event
 from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
 from kvspan.trace.row import Trace

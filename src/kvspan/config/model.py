@@ -14,7 +14,7 @@ from kvspan.config.mla import MlaConfig, parse_mla
 from kvspan.config.moe import MoeConfig, parse_moe
 from kvspan.config.reader import Reader
 from kvspan.config.rope import RopeConfig, parse_rope
-from kvspan.errors import ModelError
+from kvspan.errors import ConfigError, ModelError
 from kvspan.topology import Heads
 
 NESTED = {"kimi_k25": ("language_model.", "DeepseekV3ForCausalLM")}
@@ -199,7 +199,15 @@ def with_overrides(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> Mapp
     Args:
         raw: the mapping of `config.json`.
         overrides: key -> value.
+
+    Raises:
+        ConfigError: one of them says how weights are stored, which is for their files to say.
     """
+    if "quantization_config" in overrides:
+        raise ConfigError(
+            "--hf-overrides has quantization_config, which says how the checkpoint's weights are stored "
+            "and cannot be changed when they are read: leave it out."
+        )
     if isinstance(text := raw.get("text_config"), Mapping) and overrides:
         return {**raw, "text_config": {**text, **overrides}}
     return {**raw, **overrides}

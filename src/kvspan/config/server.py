@@ -82,6 +82,14 @@ class ServerConfig:
     )
     access_log: bool = option(SWITCH, False, "log every request", _SERVER)
 
+    otlp_traces_endpoint: str | None = option(
+        TEXT,
+        None,
+        "where spans of requests go by OpenTelemetry's protocol over HTTP, e.g. "
+        "http://localhost:4318/v1/traces (pip install 'kvspan[otel]')",
+        _SERVER,
+        unsaid="none are made",
+    )
     profile_steps: bool = option(
         SWITCH,
         False,
@@ -105,6 +113,13 @@ class ServerConfig:
 
     restart: bool = option(SWITCH, True, "start lost ranks again, and a lost engine", _FAULTS)
     max_restarts: int = option(whole(1), 3, "how often within ten minutes", _FAULTS)
+    engine_timeout: float = option(
+        SECONDS,
+        60.0,
+        "seconds without a sign of life after which an engine's process counts as hung; a long step is "
+        "no silence",
+        _FAULTS,
+    )
     drain_timeout: float | None = option(
         SECONDS,
         None,

@@ -72,13 +72,8 @@ class PrefillRule:
             dtype_bytes: bytes of an element of queries, keys and partial results.
         """
         gathers = strategy == "allgather_kv" or has_whole_heads(model, topology)
-        row_bytes = _row_bytes(model, topology, exchange, replicate_q, dtype_bytes) if gathers else 0
-        token_bytes = key_gather_bytes_per_token(
-            num_kv_heads=topology.kv_heads(0, model.heads).size,
-            cached_dim=model.head_dims.cached,
-            dcp_size=topology.dcp_size,
-            dtype_bytes=dtype_bytes,
-        )
+        row_bytes = bytes_of_row(model, topology, exchange, replicate_q, dtype_bytes) if gathers else 0
+        token_bytes = bytes_of_token(model, topology, dtype_bytes)
         fixed = {"allgather_q": _TOO_MUCH, "allgather_kv": 0}
         return cls(
             row_bytes=row_bytes,
@@ -173,10 +168,34 @@ def workspace_tokens(
     return tokens // unit * unit
 
 
-def _row_bytes(
+def bytes_of_token(model: ModelConfig, topology: Topology, dtype_bytes: int) -> int:
+    """Bytes that a rank sends in a layer for a cached token that comes to the rows.
+
+    Args:
+        model: sizes.
+        topology: a legal layout.
+        dtype_bytes: bytes of an element of the activations.
+    """
+    return key_gather_bytes_per_token(
+        num_kv_heads=topology.kv_heads(0, model.heads).size,
+        cached_dim=model.head_dims.cached,
+        dcp_size=topology.dcp_size,
+        dtype_bytes=dtype_bytes,
+    )
+
+
+def bytes_of_row(
     model: ModelConfig, topology: Topology, exchange: str, replicate_q: bool, dtype_bytes: int
 ) -> int:
-    """Bytes that a rank sends for a row: its query, and the pieces of its partial results."""
+    """Bytes that a rank sends in a layer for a row that goes to the keys, and its partial results.
+
+    Args:
+        model: sizes.
+        topology: a legal layout.
+        exchange: how partial results meet.
+        replicate_q: whether queries need not be gathered.
+        dtype_bytes: bytes of an element of the activations.
+    """
     dims, dcp_size = model.head_dims, topology.dcp_size
     heads = topology.query_heads(0, model.heads).size
     result = (

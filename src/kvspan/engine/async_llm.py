@@ -17,15 +17,18 @@ from kvspan.clock import Clock, WallClock
 from kvspan.config.engine import EngineConfig
 from kvspan.config.environment import replica_environment
 from kvspan.config.resolved import Resolved
-from kvspan.engine.core import check_request, stream_seed
+from kvspan.engine.checks import check_request
+from kvspan.engine.core import stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
+from kvspan.engine.health import Health, together
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.meter import Meter
-from kvspan.engine.replica import Health, Replica, together
+from kvspan.engine.observer import EndedRequest, Observer
+from kvspan.engine.replica import ENGINE_TIMEOUT_S, Replica
 from kvspan.engine.routing import Router
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
-from kvspan.errors import EngineDeadError, RequestError
+from kvspan.errors import EngineDeadError, KvspanError, RequestError
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.metrics import Registry
 from kvspan.request import RequestOutput, SamplingParams
@@ -43,29 +46,45 @@ class AsyncLLM:
     Args:
         model: a Hugging Face directory, a `.gguf` file, a built-in name or a hub id.
         max_restarts: how often lost ranks, or a lost engine, are started again within ten minutes.
+        engine_timeout_s: silence after which the engine's process counts as hung, and is lost.
         options: those of `kvspan serve --help`, with underscores.
 
     Raises:
         ConfigError: an option is unknown, or a value is not one that it takes.
     """
 
-    def __init__(self, model: str, *, max_restarts: int = MAX_RESTARTS, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str,
+        *,
+        max_restarts: int = MAX_RESTARTS,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        **options: Any,
+    ) -> None:
         config = EngineConfig.from_mapping({"model": model, **options})
-        self._prepare(config, max_restarts, profile=False)
+        self._prepare(config, max_restarts, engine_timeout_s, profile=False, observer=None)
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, max_restarts: int = MAX_RESTARTS, profile: bool = False
+        cls,
+        config: EngineConfig,
+        *,
+        max_restarts: int = MAX_RESTARTS,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        profile: bool = False,
+        observer: Observer | None = None,
     ) -> Self:
         """The same from options that have been read already.
 
         Args:
             config: options.
             max_restarts: how often lost ranks, or a lost engine, are started again in ten minutes.
+            engine_timeout_s: silence after which the engine's process counts as hung, and is lost.
             profile: whether a step is taken apart now and then; it costs all steps some percent.
+            observer: is told of every request that has ended.
         """
         llm = cls.__new__(cls)
-        llm._prepare(config, max_restarts, profile=profile)
+        llm._prepare(config, max_restarts, engine_timeout_s, profile=profile, observer=observer)
         return llm
 
     async def start(self, told: Callable[[Resolved], None] = lambda _: None) -> Ready:
@@ -107,7 +126,12 @@ class AsyncLLM:
     @property
     def health(self) -> Health:
         """Whether it works on requests, and what it is busy with; of several replicas, all together."""
-        return together([replica.health for replica in self._replicas])
+        return together(self.healths)
+
+    @property
+    def healths(self) -> list[Health]:
+        """The same of each replica."""
+        return [replica.health for replica in self._replicas]
 
     @property
     def num_unfinished(self) -> int:
@@ -143,6 +167,7 @@ class AsyncLLM:
         prompt_text: str | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        trace_headers: Mapping[str, str] | None = None,
     ) -> RequestStream:
         """Queues a request.
 
@@ -152,6 +177,7 @@ class AsyncLLM:
             prompt_text: the text of token ids, for the record.
             priority: the lower value runs first, and is preempted last.
             cache_salt: prefixes are shared only with requests of the same salt.
+            trace_headers: of the call that it comes from, for the observer.
 
         Returns:
             Its pieces as they come. If it is left before its end it must be aborted.
@@ -184,6 +210,7 @@ class AsyncLLM:
             decoder=self._decoder,
             abort=lambda: replica.abort(tuple(generation.outputs)),
             timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
+            ended=partial(self._tell_observer, trace_headers or {}),
         )
         replica.add(stream, orders)
         return stream
@@ -255,8 +282,17 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def _prepare(self, config: EngineConfig, max_restarts: int, *, profile: bool) -> None:
+    def _prepare(
+        self,
+        config: EngineConfig,
+        max_restarts: int,
+        engine_timeout_s: float,
+        *,
+        profile: bool,
+        observer: Observer | None,
+    ) -> None:
         self._clock: Clock = WallClock()
+        self._observer = observer
         self.meter = Meter(Registry(), self._clock)
         count = config.data_parallel_size
         num_ranks = config.tensor_parallel_size * config.prefill_context_parallel_size
@@ -265,6 +301,7 @@ class AsyncLLM:
             Replica(
                 _asked(config),
                 max_restarts=max_restarts,
+                engine_timeout_s=engine_timeout_s,
                 profile=profile,
                 clock=self._clock,
                 meter=self.meter,
@@ -291,6 +328,21 @@ class AsyncLLM:
         free = {n: r for n, r in working.items() if r.num_unfinished < places} or working
         busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
         return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
+
+    def _tell_observer(
+        self, headers: Mapping[str, str], stream: RequestStream, error: KvspanError | None
+    ) -> None:
+        if self._observer is None:
+            return
+        ended = EndedRequest(
+            model=self.resolved.model,
+            generation=stream.generation,
+            timings=tuple(stream.timings.values()),
+            ended_s=self._clock.now_s(),
+            error=error,
+            trace_headers=headers,
+        )
+        self._observer.ended(ended)
 
     def _forget(self, number: int) -> None:
         if self._router is not None:

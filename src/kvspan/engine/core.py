@@ -7,7 +7,6 @@ it. Time, ranks and weights are the executor's affair, so a simulator can put an
 from collections.abc import Sequence
 from hashlib import blake2b
 
-import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
@@ -16,74 +15,17 @@ from kvspan.cache.prefix import KeySpace, UnitKeys
 from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
+from kvspan.engine.checks import check_length, check_request
+from kvspan.engine.events import EngineLoad, EngineStats, Event
+from kvspan.engine.forms import Forms
 from kvspan.engine.snapshot import Snapshot, look
-from kvspan.errors import EngineDeadError, RequestError
+from kvspan.engine.travel import ContextTravel
+from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
-from kvspan.sampling.grammar import Grammar, Grammars
+from kvspan.sampling.grammar import Grammars
 from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import CountedTokens, Executor, Fill, Row, Step, TokenLog, TokenLogprob
-
-
-class Event(msgspec.Struct, frozen=True, array_like=True):
-    """What a step gave a request.
-
-    Args:
-        request_id: whose it is.
-        token_id: the sampled token; None while its prompt is being computed.
-        logprobs: of the sampled token and the most probable ones, if asked for.
-        prompt_logprobs: of further prompt tokens, if asked for.
-        finish_reason: why it ended with this; None = it goes on.
-        stop_token: the one of `stop_token_ids` that ended it, if one did.
-        num_cached_tokens: tokens of its prompt that were found in the cache.
-        num_computed_tokens: tokens whose keys and values are in the cache by now.
-        form_ended: whether the token is text and the last one of a form: it ends the request, but is
-            no mark of an end.
-    """
-
-    request_id: int
-    token_id: int | None
-    logprobs: tuple[TokenLogprob, ...]
-    prompt_logprobs: tuple[tuple[TokenLogprob, ...], ...]
-    finish_reason: FinishReason | None
-    stop_token: int | None
-    num_cached_tokens: int
-    num_computed_tokens: int
-    form_ended: bool = False
-
-
-class EngineStats(msgspec.Struct, frozen=True, array_like=True):
-    """Counters since the engine started.
-
-    Args:
-        steps: steps run.
-        prompt_tokens: tokens of admitted prompts.
-        cached_tokens: those of them that were found in the cache.
-        prefill_tokens: tokens computed in rows that are no decodes: of prompts, and after a preemption.
-        output_tokens: tokens sampled.
-        preemptions: requests that gave their units back and began again.
-    """
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    prefill_tokens: int = 0
-    output_tokens: int = 0
-    preemptions: int = 0
-
-
-class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What an engine is busy with.
-
-    Args:
-        num_running: requests that hold units.
-        num_waiting: requests that wait for room.
-        used_blocks: for each pool, its blocks that requests hold. A pool is a rank's if the interleave
-            is the block size, and the whole DCP group's if it is less.
-    """
-
-    num_running: int
-    num_waiting: int
-    used_blocks: tuple[int, ...]
+from kvspan.step import CountedTokens, Executor, Fill, TokenLog
+from kvspan.worker.share import home_of
 
 
 class EngineCore:
@@ -101,8 +43,7 @@ class EngineCore:
 
     def __init__(self, resolved: Resolved, executor: Executor, grammars: Grammars | None = None) -> None:
         self.resolved = resolved
-        self._grammars = grammars or Grammars(None, vocab_size=0, eos_token_ids=())
-        self._forms: dict[int, Grammar] = {}
+        self._forms = Forms(grammars or Grammars(None, vocab_size=0, eos_token_ids=()))
         self._executor = executor
         try:
             self.reports = tuple(executor.start())
@@ -114,6 +55,7 @@ class EngineCore:
         self._keys = KeySpace(
             layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
+        self._travel = ContextTravel(resolved)
         self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
@@ -126,7 +68,7 @@ class EngineCore:
         return bool(self._states) and self._dead is None
 
     @property
-    def load(self) -> "EngineLoad":
+    def load(self) -> EngineLoad:
         """What it is busy with."""
         return EngineLoad(
             num_running=self._scheduler.num_running,
@@ -156,8 +98,7 @@ class EngineCore:
     def check_request(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Refuses a request that can never run; see the function of the same name."""
         check_request(self.resolved, prompt, params)
-        if params.structured_outputs is not None:
-            self._grammars.check(params.structured_outputs)
+        self._forms.check(params)
 
     def add(
         self,
@@ -188,10 +129,7 @@ class EngineCore:
         self.check_request(prompt, params)
         if request_id is None:
             request_id = self._next_id
-        if params.structured_outputs is not None:
-            self._forms[request_id] = self._grammars.start(params.structured_outputs)
-            # The workers get masks; a schema would only be carried to each of them.
-            params = msgspec.structs.replace(params, structured_outputs=None)
+        params = self._forms.begin(request_id, params)
         tokens = list(prompt)
         keys = self._keys.keys(tokens, cache_salt=cache_salt)
         return self._queue(request_id, tokens, params, seed=seed, keys=keys, priority=priority)
@@ -240,7 +178,7 @@ class EngineCore:
         """Ends a request from outside, at any moment; its blocks are free at once."""
         self._scheduler.abort(request_id)
         self._states.pop(request_id, None)
-        self._forms.pop(request_id, None)
+        self._forms.end(request_id)
 
     def step(self) -> list[Event]:
         """Runs one step.
@@ -312,20 +250,10 @@ class EngineCore:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
-        self._executor.submit(self._held_to_forms(scheduled.step))
+        self._executor.submit(self._forms.masked(scheduled.step))
         progress = self._scheduler.update(self._executor.collect())
         self._count(scheduled, progress)
         return [self._event(p) for p in progress]
-
-    def _held_to_forms(self, step: Step) -> Step:
-        """The step, with the tokens that each output held to a form may go on with."""
-        if not self._forms:
-            return step
-        return msgspec.structs.replace(step, rows=tuple(map(self._masked, step.rows)))
-
-    def _masked(self, row: Row) -> Row:
-        form = self._forms.get(row.request_id) if row.sample else None
-        return row if form is None else msgspec.structs.replace(row, allowed=form.mask())
 
     def kv_tokens_by_rank(self) -> list[int]:
         """Tokens of requests that each DCP rank keeps, by `dcp_rank`; their sum is what was computed."""
@@ -375,15 +303,17 @@ class EngineCore:
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled
         token_id = sampled.token_id
-        form = None if token_id is None else self._forms.get(state.request_id)
-        if form is not None and token_id is not None:
-            form.accept(token_id)
+        held = self._forms.accept(state.request_id, token_id)
+        failure = sampled.failure or held.failure
         reason, stop_token = self._finish(state, token_id)
-        reason = (None if form is None else _end_of(form)) or reason
+        if failure:
+            reason = FinishReason.ERROR
+        elif held.ended:
+            reason = FinishReason.STOP
         if reason is not None:
             self._scheduler.finish(state.request_id)
             del self._states[state.request_id]
-            self._forms.pop(state.request_id, None)
+            self._forms.end(state.request_id)
         return Event(
             request_id=state.request_id,
             token_id=sampled.token_id,
@@ -393,7 +323,8 @@ class EngineCore:
             stop_token=stop_token,
             num_cached_tokens=state.num_cached_tokens or 0,
             num_computed_tokens=state.num_computed_tokens,
-            form_ended=form is not None and form.ended and not self._ends_text(token_id),
+            form_ended=held.ended and not self._ends_text(token_id),
+            failure=failure,
         )
 
     def _finish(
@@ -421,6 +352,7 @@ class EngineCore:
         ]
         admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
+        travelled = self._travel.of(scheduled.step.rows, self._home)
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
@@ -429,14 +361,20 @@ class EngineCore:
             prefill_tokens=old.prefill_tokens + sum(prefills),
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
             preemptions=old.preemptions + len(scheduled.preempted),
+            kv_gathers=old.kv_gathers + travelled.num_keys,
+            kv_gather_bytes=old.kv_gather_bytes + travelled.key_bytes,
+            q_gathers=old.q_gathers + travelled.num_queries,
+            q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
         )
 
-
-def _end_of(form: Grammar) -> FinishReason | None:
-    """Whether a form ends its output: there is nothing more to say, or no token to say it with."""
-    if form.failure is not None:
-        return FinishReason.ABORT
-    return FinishReason.STOP if form.ended else None
+    def _home(self, request_id: int) -> int | None:
+        """The coordinate that has all keys of a request; None = several have some, or it has gone."""
+        state = self._states.get(request_id)
+        if state is None or state.allocation is None or not self.resolved.span_threshold:
+            return None
+        pools = {unit // self.plan.blocks_per_rank for unit in state.allocation.units}
+        num_pools = self.resolved.cache_layout.num_pools
+        return home_of(pools, num_pools=num_pools, pcp_size=self.resolved.pcp_size)
 
 
 def _placement(resolved: Resolved) -> Placement:
@@ -445,59 +383,6 @@ def _placement(resolved: Resolved) -> Placement:
         return round_robin
     most_units = resolved.cache_layout.num_units(resolved.span_threshold)
     return Elastic(num_homes=resolved.pcp_size, most_units=most_units)
-
-
-def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:
-    """Refuses a request that can never run.
-
-    Args:
-        resolved: of the engine that is to run it.
-        prompt: its token ids.
-        params: how its tokens are chosen.
-
-    Raises:
-        RequestError: one sentence with the numbers.
-    """
-    config = resolved.model_config
-    check_length(resolved, len(prompt))
-    if min(prompt) < 0 or max(prompt) >= config.vocab_size:
-        outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
-        vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
-        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
-    params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
-    _check_logprobs(resolved.max_logprobs, params)
-
-
-def _check_logprobs(limit: int, params: SamplingParams) -> None:
-    """A few thousand prompt positions times a whole vocabulary are more than memory holds."""
-    for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
-        if count is None or limit < 0 or 0 <= count <= limit:
-            continue
-        asked = "all tokens" if count < 0 else count
-        raise RequestError(
-            f"{name} asks for {asked} at each position, and --max-logprobs is {limit}: ask for fewer, "
-            "or raise it (-1 is no limit)."
-        )
-
-
-def check_length(resolved: Resolved, num_tokens: int) -> None:
-    """Refuses a prompt of a length that can never run.
-
-    Args:
-        resolved: of the engine that is to run it.
-        num_tokens: of the prompt.
-
-    Raises:
-        RequestError: one sentence with the numbers.
-    """
-    limit = resolved.max_model_len
-    if not num_tokens:
-        raise RequestError("The prompt is empty: it needs at least one token.")
-    if num_tokens >= limit:
-        raise RequestError(
-            f"The prompt has {num_tokens} tokens, which leaves no room for output: "
-            f"--max-model-len is {limit}, prompt and output together."
-        )
 
 
 def stream_seed(*parts: int) -> int:

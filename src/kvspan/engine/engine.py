@@ -2,7 +2,8 @@
 
 import threading
 
-from kvspan.engine.core import EngineCore, Event, stream_seed
+from kvspan.engine.core import EngineCore, stream_seed
+from kvspan.engine.events import Event
 from kvspan.engine.generation import Generation, Piece, Prompt, read_prompt
 from kvspan.engine.interrupts import held_back
 from kvspan.engine.text import NoText, OutputText

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 
-from kvspan.engine.core import Event
+from kvspan.engine.events import Event
 from kvspan.engine.text import OutputText, named_logprobs
 from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer

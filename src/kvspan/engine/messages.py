@@ -10,7 +10,7 @@ import msgspec
 
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan
-from kvspan.engine.core import EngineLoad, EngineStats, Event
+from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.snapshot import Snapshot
 from kvspan.request import SamplingParams
 from kvspan.step import RankReport
@@ -119,16 +119,36 @@ class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     stats: EngineStats
 
 
+class CollectiveTime(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank spent on one kind of collective in a step.
+
+    Args:
+        rank: whose.
+        group: the ranks that made it.
+        op: which it is.
+        seconds: of calls and waits.
+        sent_bytes: that the rank sent, round a ring where there is a choice.
+    """
+
+    rank: int
+    group: str
+    op: str
+    seconds: float
+    sent_bytes: int
+
+
 class Profiled(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: where the time of a step went.
 
     Args:
         seconds: by part, each without the parts in it; a mean over the ranks.
         step_s: of the whole step.
+        collectives: of all ranks that have neighbours.
     """
 
     seconds: dict[str, float]
     step_s: float
+    collectives: tuple[CollectiveTime, ...] = ()
 
 
 class Idle(msgspec.Struct, frozen=True, array_like=True, tag=True):

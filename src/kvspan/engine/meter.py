@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvspan.clock import Clock
 from kvspan.config.resolved import Resolved
-from kvspan.engine.core import EngineLoad, Event
+from kvspan.engine.events import EngineLoad, Event
 from kvspan.engine.messages import Profiled, Stepped
 from kvspan.metrics import Registry
 from kvspan.request import FinishReason
@@ -24,16 +24,16 @@ class Timing:
     Args:
         arrived_s: it was queued.
         num_prompt_tokens: of its prompt.
+        began_s: the first step that computed any of it began; None = none has.
         first_s: its first token came; None = it has not come.
         last_s: its latest token came.
-        began: whether any of it has been computed.
     """
 
     arrived_s: float
     num_prompt_tokens: int
+    began_s: float | None = None
     first_s: float | None = None
     last_s: float = 0.0
-    began: bool = False
 
 
 class Meter:
@@ -77,6 +77,17 @@ class Meter:
         self._profiled = count(
             "kvspan_profiled_step_seconds_total", "Time of the sampled steps.", "replica"
         )
+        collective = ("replica", "rank", "group", "op")
+        self._collective_s = count(
+            "kvspan_profiled_collective_seconds_total",
+            "Time of a rank in collectives of the sampled steps, waits included.",
+            *collective,
+        )
+        self._collective_bytes = count(
+            "kvspan_profiled_collective_sent_bytes_total",
+            "Bytes that a rank sent in collectives of the sampled steps.",
+            *collective,
+        )
         self._finished = count(
             "kvspan_request_success_total", "Outputs that have ended, by reason.", "finished_reason"
         )
@@ -93,6 +104,18 @@ class Meter:
         )
         self._preemptions = count(
             "kvspan_num_preemptions_total", "Requests that gave their blocks back.", "replica"
+        )
+        self._contexts = count(
+            "kvspan_prefill_contexts_total",
+            "Pieces of prompts with cached context, by what travelled: their queries or its keys.",
+            "replica",
+            "strategy",
+        )
+        self._context_bytes = count(
+            "kvspan_prefill_context_sent_bytes_total",
+            "Bytes that a rank sent for that, over all layers.",
+            "replica",
+            "strategy",
         )
         self._restarts = count(
             "kvspan_engine_restarts_total", "Times that ranks or an engine were restarted.", "replica"
@@ -117,9 +140,9 @@ class Meter:
 
     def took(self, timing: Timing, event: Event, step_s: float, now_s: float) -> None:
         """A step has given an output something."""
-        if not timing.began:
-            timing.began = True
-            self._queue.observe(max(now_s - step_s - timing.arrived_s, 0.0))
+        if timing.began_s is None:
+            timing.began_s = max(now_s - step_s, timing.arrived_s)
+            self._queue.observe(timing.began_s - timing.arrived_s)
         if event.token_id is None:
             return
         if timing.first_s is None:
@@ -155,12 +178,22 @@ class Meter:
         self._hits.set(stats.cached_tokens, replica)
         self._output.set(stats.output_tokens, replica)
         self._preemptions.set(stats.preemptions, replica)
+        for strategy, number, sent_bytes in (
+            ("allgather_q", stats.q_gathers, stats.q_gather_bytes),
+            ("allgather_kv", stats.kv_gathers, stats.kv_gather_bytes),
+        ):
+            self._contexts.set(number, replica, strategy)
+            self._context_bytes.set(sent_bytes, replica, strategy)
 
     def profiled(self, replica: str, profile: Profiled) -> None:
         """A step's parts have been timed."""
         for part, seconds in profile.seconds.items():
             self._parts.add(seconds, replica, part.replace(" ", "_"))
         self._profiled.add(profile.step_s, replica)
+        for each in profile.collectives:
+            labels = replica, str(each.rank), each.group, each.op
+            self._collective_s.add(each.seconds, *labels)
+            self._collective_bytes.add(each.sent_bytes, *labels)
 
     def loaded(self, replica: str, load: EngineLoad, resolved: Resolved, blocks_per_rank: int) -> None:
         """What an engine is busy with.

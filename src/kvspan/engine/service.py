@@ -20,13 +20,15 @@ from collections.abc import Sequence
 
 from kvspan.clock import Clock, WallClock
 from kvspan.config.engine import EngineConfig
-from kvspan.engine.build import make_executor, resolve_engine, tokenizer_place
+from kvspan.engine.build import START_TIMEOUT_S, make_executor, resolve_engine, tokenizer_place
 from kvspan.engine.core import EngineCore
+from kvspan.engine.heartbeat import Heart
 from kvspan.engine.messages import (
     Abort,
     Add,
     Begin,
     Chosen,
+    CollectiveTime,
     Died,
     End,
     Idle,
@@ -57,22 +59,28 @@ PROBE_S = 1.0
 PROFILE_S = 10.0
 """Between steps whose parts are timed, if that was asked."""
 
+LATE_S = 60.0
+"""That a round of the loop may take beside its step: orders, scheduling, masks of forms."""
+
 _READ_BYTES = 1 << 18
 _BUFFER_BYTES = 1 << 21  # a server that pauses for a moment must not hold a step up
 
 
 def main() -> None:
     """Serves the server that started this process, until it goes or says so."""
-    sock_fd, lifeline_fd = map(int, sys.argv[1:3])
+    sock_fd, lifeline_fd, heart_fd = map(int, sys.argv[1:4])
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server's business
         signal.signal(ignored, signal.SIG_IGN)
     tie_to_parent(lifeline_fd)
+    clock = WallClock()
+    heart = Heart(heart_fd, clock)
+    heart.start()
     link = Link(socket.socket(fileno=sock_fd))
     try:
         begin, *more = link.orders(wait_s=None)
         assert isinstance(begin, Begin), "the first order is to begin"
         if not more:  # else it is told to end before it has begun: nothing else is said so early
-            _serve(link, begin)
+            _serve(link, begin, heart, clock)
     except KvspanError as error:
         kinds = (base.__name__ for base in type(error).__mro__ if base.__name__ in TOLD_ERRORS)
         link.tell(Died(next(kinds, EngineDeadError.__name__), str(error)))
@@ -81,7 +89,7 @@ def main() -> None:
         pass
 
 
-def _serve(link: "Link", begin: Begin) -> None:
+def _serve(link: "Link", begin: Begin, heart: Heart, clock: Clock) -> None:
     asked = EngineConfig.from_mapping(begin.options)
     resolved, tokenizer = resolve_engine(asked)
     link.tell(Chosen(resolved, str(tokenizer_place(asked))))
@@ -93,7 +101,7 @@ def _serve(link: "Link", begin: Begin) -> None:
     warming.join()
     link.tell(Ready(core.reports, core.plan))
     try:
-        Service(core, executor, link, begin).run()
+        Service(core, executor, link, begin, heart=heart, clock=clock).run()
     finally:
         core.shutdown()
 
@@ -187,6 +195,7 @@ class Service:
         executor: of the core.
         link: to the server.
         begin: what was asked.
+        heart: beats while the loop is in time.
         clock: for the length of steps, and for the window of restarts.
     """
 
@@ -197,10 +206,11 @@ class Service:
         link: Link,
         begin: Begin,
         *,
-        clock: Clock | None = None,
+        heart: Heart,
+        clock: Clock,
     ) -> None:
         self._core, self._executor, self._link = core, executor, link
-        self._clock = clock or WallClock()
+        self._heart, self._clock = heart, clock
         self._restarts = Restarts(begin.max_restarts, self._clock)
         self._profile = begin.profile
         self._profiled_s = self._clock.now_s()
@@ -212,7 +222,9 @@ class Service:
             EngineDeadError: ranks were lost, and restarts have run out.
             ServerGoneError: the server has hung up.
         """
+        round_s = self._core.resolved.step_timeout_s + LATE_S
         while True:
+            self._heart.expect(round_s)
             had_work = self._core.has_work
             orders = self._link.orders(wait_s=0.0 if had_work else PROBE_S)
             for order in orders:
@@ -257,7 +269,8 @@ class Service:
         self._link.tell(Stepped(tuple(events), self._core.stats, self._core.load, step_s))
         if profiled:
             self._profiled_s = started_s
-            self._link.tell(Profiled(_parts(self._executor.watch(False)), step_s))
+            spans = self._executor.watch(False)
+            self._link.tell(Profiled(parts_of(spans), step_s, collectives_of(spans)))
 
     def _recover(self, loss: EngineDeadError) -> None:
         """Starts the ranks again, if need be several times.
@@ -267,6 +280,7 @@ class Service:
         """
         while self._restarts.take():
             self._link.tell(Recovering(str(loss)))
+            self._heart.expect(2 * START_TIMEOUT_S + LATE_S)  # to load, and to allocate the cache
             self._executor = make_executor(self._core.resolved, watched=self._profile)
             try:
                 self._core.revive(self._executor)
@@ -278,12 +292,35 @@ class Service:
         raise loss
 
 
-def _parts(spans: Sequence[Sequence[TimedSpan]]) -> dict[str, float]:
-    """Seconds by part, a mean over the ranks."""
+def parts_of(spans: Sequence[Sequence[TimedSpan]]) -> dict[str, float]:
+    """Seconds by part, a mean over the ranks.
+
+    Args:
+        spans: of each rank.
+    """
     found: dict[str, float] = {}
     for span in itertools.chain.from_iterable(spans):
         found[span.name] = found.get(span.name, 0.0) + span.own_s / len(spans)
     return found
+
+
+def collectives_of(spans: Sequence[Sequence[TimedSpan]]) -> tuple[CollectiveTime, ...]:
+    """What each rank spent on each kind of collective that moved anything.
+
+    Args:
+        spans: of each rank.
+    """
+    found: dict[tuple[int, str, str], tuple[float, int]] = {}
+    for rank, own in enumerate(spans):
+        for span in own:
+            key = rank, span.group, span.op
+            seconds, sent_bytes = found.get(key, (0.0, 0))
+            found[key] = seconds + span.own_s, sent_bytes + span.sent_bytes
+    return tuple(
+        CollectiveTime(*key, seconds, sent_bytes)
+        for key, (seconds, sent_bytes) in found.items()
+        if sent_bytes
+    )
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ Knows requests and an event loop. Knows no process and no HTTP.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
-from kvspan.engine.core import Event
+from kvspan.engine.events import Event
 from kvspan.engine.generation import Generation, Piece
 from kvspan.engine.meter import Timing
-from kvspan.errors import KvspanError, RequestError
+from kvspan.errors import KvspanError, OutputError, RequestError
 from kvspan.request import FinishReason
 from kvspan.sampling.detokenize import Decoder
 
@@ -25,6 +25,7 @@ class RequestStream:
         decoder: of the model's tokenizer.
         abort: ends the request in the engine.
         timings: of its outputs, by the engine's number.
+        ended: called once, when nothing more comes, with the error if there is one.
     """
 
     def __init__(
@@ -34,22 +35,36 @@ class RequestStream:
         decoder: Decoder,
         abort: Callable[[], None],
         timings: Mapping[int, Timing],
+        ended: Callable[["RequestStream", KvspanError | None], None] = lambda _, __: None,
     ) -> None:
         self.generation = generation
         self.timings = timings
         self._decoder, self._abort = decoder, abort
+        self._ended: Callable[[RequestStream, KvspanError | None], None] | None = ended
         self._pieces: list[Piece] = []
         self._error: KvspanError | None = None
         self._bell = asyncio.Event()
 
     def take(self, event: Event) -> FinishReason | None:
-        """Takes in what a step gave one output; why that has ended it, if it has."""
-        self._pieces.append(self.generation.take(event, self._decoder))
+        """Takes in what a step gave one output; why that has ended it, if it has.
+
+        A failure ends all outputs of the request: whoever waits for them gets an error.
+        """
+        piece = self.generation.take(event, self._decoder)
+        if event.failure:
+            self.generation.abort()
+            self._abort()
+            self.fail(OutputError(event.failure))
+        else:
+            self._pieces.append(piece)
+            if self.generation.finished:
+                self._tell_end(None)
         return self.generation.outputs[event.request_id].finish_reason
 
     def fail(self, error: KvspanError) -> None:
         """Ends it: whoever waits for it gets the pieces that are there, and then the error."""
         self._error = error
+        self._tell_end(error)
         self.wake()
 
     def wake(self) -> None:
@@ -65,6 +80,7 @@ class RequestStream:
             self._error = RequestError("The request was aborted.")
         self.generation.abort()
         self._abort()
+        self._tell_end(None)
         self.wake()
 
     def listen(self, bell: asyncio.Event) -> None:
@@ -85,6 +101,11 @@ class RequestStream:
     async def __aiter__(self) -> AsyncIterator[list[Piece]]:
         async for found in together([self]):
             yield [piece for _, piece in found]
+
+    def _tell_end(self, error: KvspanError | None) -> None:
+        ended, self._ended = self._ended, None
+        if ended is not None:
+            ended(self, error)
 
 
 async def together(streams: Sequence[RequestStream]) -> AsyncIterator[list[tuple[int, Piece]]]:

@@ -5,7 +5,7 @@ Knows one output at a time. Knows no scheduler and no ranks.
 
 from collections.abc import Sequence
 
-from kvspan.engine.core import Event
+from kvspan.engine.events import Event
 from kvspan.request import CompletionOutput, FinishReason, Logprob, SamplingParams
 from kvspan.sampling.detokenize import Decoder, Detokenizer
 from kvspan.sampling.stop import StopChecker
@@ -45,6 +45,7 @@ class OutputText:
         self._cumulative = 0.0
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | str | None = None
+        self._error: str | None = None
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -78,6 +79,8 @@ class OutputText:
             The text that is certain since then: it can no longer become a stop string or half a
             character. All such pieces, joined, are the output's text.
         """
+        if event.failure:
+            return self._fail(event)
         if event.token_id is None:
             return ""
         self._token_ids.append(event.token_id)
@@ -103,7 +106,15 @@ class OutputText:
             logprobs=tuple(self._logprobs) if asked else None,
             finish_reason=self._finish_reason,
             stop_reason=self._stop_reason,
+            error=self._error,
         )
+
+    def _fail(self, event: Event) -> str:
+        """Ends with what there is; a token that came with the failure is none of it."""
+        self._finish_reason, self._error = event.finish_reason, event.failure
+        held = self._stop.push(self._detokenizer.flush(), may_stop=False).text + self._stop.flush()
+        self._pieces.append(held)
+        return held
 
     def _text_of(self, event: Event, token_id: int) -> str:
         # A token that ends the output is a mark and no text, unless stops are asked to be seen.

@@ -6,18 +6,16 @@ Knows processes and descriptors. Knows neither orders nor answers.
 import atexit
 import itertools
 import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from kvspan.errors import EngineDeadError
+from kvspan.executor.meeting_place import MeetingPlace
 from kvspan.executor.zygote import FDS_AHEAD, ForkOrder
 from kvspan.worker.messages import Channel
 
@@ -56,11 +54,11 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._private_dir = Path(tempfile.mkdtemp(prefix="kvspan-"))
+        self._meeting_place = MeetingPlace()
         self._numbers = itertools.count()
         self._control, theirs = socket.socketpair()
         lifeline_fd, self._lifeline_end = os.pipe()
-        arguments = (str(theirs.fileno()), str(lifeline_fd), str(self._private_dir))
+        arguments = (str(theirs.fileno()), str(lifeline_fd), str(self._meeting_place.path))
         self._process = subprocess.Popen(
             # -P: a torch.py in the directory that the user happens to be in is not torch
             [sys.executable, "-P", "-m", "kvspan.executor.zygote", *arguments],
@@ -71,7 +69,9 @@ class ForkServer:
         theirs.close()
         os.close(lifeline_fd)
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._let_go)  # a fork of the driver is not the driver
+        os.register_at_fork(
+            after_in_child=self._let_go_in_fork
+        )  # a fork of the driver is not the driver
 
     @property
     def pid(self) -> int:
@@ -112,7 +112,7 @@ class ForkServer:
 
     def private_path(self) -> str:
         """A path that nobody has used, for a file that ranks meet at; removed with the driver."""
-        return str(self._private_dir / f"meet-{next(self._numbers)}")
+        return str(self._meeting_place.meeting(next(self._numbers)))
 
     def close(self) -> None:
         """Ends the zygote and with it all of its ranks; a second call does nothing."""
@@ -124,7 +124,7 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        shutil.rmtree(self._private_dir, ignore_errors=True)
+        self._meeting_place.close()
 
     def _let_go(self) -> bool:
         """Closes what the zygote and its ranks watch; whether it was still open."""
@@ -133,6 +133,10 @@ class ForkServer:
         self._control.close()
         os.close(self._lifeline_end)
         return True
+
+    def _let_go_in_fork(self) -> None:
+        if self._let_go():
+            self._meeting_place.let_go()
 
 
 _servers: dict[int, ForkServer] = {}  # by driver pid: a fork of the driver does not inherit it

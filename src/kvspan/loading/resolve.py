@@ -1,7 +1,9 @@
 """From what the user calls a model to its checkpoint. Knows places and formats, no model's code."""
 
+import contextlib
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,15 +102,30 @@ def _download(model: str, *, weights: bool) -> Path:
 
     patterns = _CONFIG_FILES + (_WEIGHT_FILES if weights else [])
     try:
-        return Path(
-            snapshot_download(model, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"])
-        )
+        with _quiet_hub():
+            return Path(
+                snapshot_download(
+                    model, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]
+                )
+            )
     except (OSError, HFValidationError) as error:  # the hub's errors are OSErrors
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f'"{model}" is neither a file or directory here, nor can it be had from the Hugging Face '
             f"hub: {first_line} (Built-in models: {', '.join(PACKAGES)}.)"
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Keeps the library from warning of each attempt: what comes of them is told in one sentence."""
+    logger = logging.getLogger("huggingface_hub")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _raw_config(path: Path) -> Mapping[str, Any]:

@@ -16,7 +16,8 @@ from kvspan.clock import VirtualClock
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import kv_bytes_per_local_token
 from kvspan.cost.steptime import StepCost, StepWork
-from kvspan.engine.core import EngineCore, Event
+from kvspan.engine.core import EngineCore
+from kvspan.engine.events import Event
 from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
 from kvspan.step import RankReport, Sampled, Step, StepResult

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 MAX_KEPT = 64
 """Forms kept ready for the next request of the same: agents send one schema with every call."""
 
+_MARK = "<non-verbose/>"  # what the library puts in place of its state
+
 WHITESPACE = r"[ \t\r\n]{1,40}"
 """Between the parts of JSON: a line break and twenty levels of indentation, but not space for ever."""
 
@@ -44,8 +46,8 @@ class Grammar:
 
     @property
     def failure(self) -> str | None:
-        """Why the form can no longer be held to; None = it can."""
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        """A sentence, if the form can no longer be held to; None = it can."""
+        return _sentence(self._matcher.get_error()) if self._matcher.is_error() else None
 
     def mask(self) -> bytes:
         """Which tokens may come next.
@@ -211,4 +213,4 @@ def _as_lark_regex(regex: str) -> str:
 
 def _sentence(error: str) -> str:
     """The library's complaint as one line that ends with a full stop."""
-    return " ".join(error.split()).rstrip(".") + "."
+    return " ".join(error.replace(_MARK, "").split()).rstrip(".") + "."

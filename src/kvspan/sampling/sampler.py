@@ -5,7 +5,7 @@ penalties and `min_tokens`, then temperature, `min_p`, `top_k` and `top_p`, then
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvspan.errors import ModelError
+from kvspan.errors import OutputError
 from kvspan.request import WHOLE_VOCABULARY, SamplingParams
 from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
@@ -59,13 +59,22 @@ class Sampler:
             rows: R of them, in the same order.
 
         Returns:
-            One `Sampled` a row, in order, with log-probabilities if the row asks for them.
-
-        Raises:
-            ModelError: a row's logits have a NaN or +inf, or leave no token to choose.
+            One `Sampled` a row, in order, with log-probabilities if the row asks for them. A row whose
+            logits have a NaN or +inf, or leave no token to choose, has a `failure` instead of a token.
         """
-        _refuse_unusable(logits, lambda i: f"request {rows[i].request_id}, position {rows[i].position}")
-        tokens = _choose(_adjust(logits, rows), rows)
+        adjusted_logits = _adjust(logits, rows)
+        failures = _unusable(
+            logits, lambda i: f"request {rows[i].request_id}, position {rows[i].position}"
+        )
+        if adjusted_logits is not logits:
+            after = _unusable(
+                adjusted_logits,
+                lambda i: f"request {rows[i].request_id} after min_tokens and logit_bias",
+            )
+            failures = after | failures
+        if failures:
+            return self._sample_others(logits, rows, failures)
+        tokens = _choose(adjusted_logits, rows)
         reports = _reports(logits, tokens, rows)
         return [
             Sampled(row.request_id, token, report)
@@ -86,11 +95,23 @@ class Sampler:
             For each target its own, then the `count` most probable ones in order.
 
         Raises:
-            ModelError: a row's logits have a NaN or +inf, or only -inf.
+            OutputError: a row's logits have a NaN or +inf, or only -inf.
         """
-        _refuse_unusable(logits, lambda i: f"the prompt's token {int(targets[i])}")
+        for failure in _unusable(logits, lambda i: f"the prompt's token {int(targets[i])}").values():
+            raise OutputError(failure)
         tokens = torch.tensor(targets, dtype=torch.int64, device=logits.device)
         return token_logprobs(logits, tokens, [_num_listed(count, logits)] * len(tokens))
+
+    def _sample_others(
+        self, logits: Tensor, rows: Sequence[SamplingRow], failures: Mapping[int, str]
+    ) -> list[Sampled]:
+        """The tokens of all rows but those that have failed."""
+        others = [i for i in range(len(rows)) if i not in failures]
+        sampled = dict(zip(others, self.sample(logits[others], [rows[i] for i in others]), strict=True))
+        return [
+            sampled.get(i) or Sampled(row.request_id, None, failure=failures[i])
+            for i, row in enumerate(rows)
+        ]
 
 
 def uniform(seed: int, position: int) -> float:
@@ -148,7 +169,6 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             )
         if row.allowed:
             result[i] = allowed_only(result[i], row.allowed, before=logits[i])
-    _refuse_unusable(result, lambda i: f"request {rows[i].request_id} after min_tokens and logit_bias")
     return result
 
 
@@ -181,15 +201,17 @@ def _num_listed(count: int, logits: Tensor) -> int:
     return logits.shape[-1] if count == WHOLE_VOCABULARY else min(count, logits.shape[-1])
 
 
-def _refuse_unusable(logits: Tensor, name: Callable[[int], str]) -> None:
-    """Raises for the first row without a finite maximum: it has a NaN or +inf, or only -inf."""
+def _unusable(logits: Tensor, name: Callable[[int], str]) -> dict[int, str]:
+    """Row -> a sentence, for those without a finite maximum: they have a NaN or +inf, or only -inf."""
     usable = logits.amax(-1).isfinite()  # NaN wins every maximum
     if bool(usable.all()):
-        return
-    row = int((~usable).nonzero()[0])
-    nans = int(logits[row].isnan().sum())
-    infs = int(logits[row].isinf().sum())
-    raise ModelError(
-        f"No token can be chosen for {name(row)}: of {logits.shape[-1]} logits {nans} are NaN and "
-        f"{infs} infinite. Weights may be damaged, or --dtype too narrow; try --dtype float32."
+        return {}
+    return {row: _complaint(logits[row], name(row)) for row in (~usable).nonzero()[:, 0].tolist()}
+
+
+def _complaint(logits: Tensor, name: str) -> str:
+    nans, infs = int(logits.isnan().sum()), int(logits.isinf().sum())
+    return (
+        f"No token can be chosen for {name}: of {len(logits)} logits {nans} are NaN and {infs} "
+        "infinite. Weights may be damaged, or --dtype too narrow; try --dtype float32."
     )

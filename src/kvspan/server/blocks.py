@@ -3,7 +3,7 @@
 Knows additions. Knows neither OpenAI's nor Anthropic's names for any of it.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -128,12 +128,13 @@ class Answering:
         self.blocks = Blocks()
 
     @classmethod
-    async def begin(cls, here: Served, body: ChatRequest) -> "Answering":
+    async def begin(cls, here: Served, body: ChatRequest, headers: Mapping[str, str]) -> "Answering":
         """Queues a conversation.
 
         Args:
             here: what is served.
             body: the conversation, in the words of the chat route.
+            headers: of the call, that say what trace it belongs to.
 
         Raises:
             RequestError: it is refused; says why.
@@ -146,6 +147,7 @@ class Answering:
             conversation.params,
             priority=body.priority,
             cache_salt=body.cache_salt or "",
+            trace_headers=headers,
         )
         return cls(stream, conversation.parser())
 

@@ -4,12 +4,11 @@ import hmac
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from fastapi import Response
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvspan.metrics import Metric
-from kvspan.server.errors import error_body
+from kvspan.server.errors import Complaint, is_messages
 from kvspan.server.live.feed import KINDS
 
 OPEN_PATHS = ("/health", "/ready", "/metrics", "/", *(f"/live/{name}" for name in KINDS))
@@ -59,11 +58,14 @@ class KeyCheck:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._known(scope):
             await self._app(scope, receive, send)
             return
-        status = HTTPStatus.UNAUTHORIZED
-        sentence = "The API key is missing or wrong: send it as `Authorization: Bearer KEY`."
-        body = error_body(status, sentence, code="invalid_api_key")
-        headers = {"WWW-Authenticate": "Bearer"}
-        await Response(body, status, headers, "application/json")(scope, receive, send)
+        name = "x-api-key: KEY" if is_messages(scope) else "Authorization: Bearer KEY"
+        refusal = Complaint(
+            HTTPStatus.UNAUTHORIZED,
+            f"The API key is missing or wrong: send it as `{name}`.",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+        await refusal.reply(scope)(scope, receive, send)
 
     def _known(self, scope: Scope) -> bool:
         if scope["method"] == "OPTIONS":  # browsers ask before they send a key
@@ -102,8 +104,8 @@ class BodyLimit:
             return
         told = dict(scope["headers"]).get(b"content-length", b"0")
         if told.isdigit() and int(told) > self._max_bytes:
-            body = error_body(_TOO_LARGE, self._sentence)
-            await Response(body, _TOO_LARGE, _LAST, "application/json")(scope, receive, send)
+            refusal = Complaint(_TOO_LARGE, self._sentence, headers=_LAST)
+            await refusal.reply(scope)(scope, receive, send)
             return
         num_bytes = 0
 

@@ -24,6 +24,7 @@ from kvspan.server.app import create_app
 from kvspan.server.http import TimedProtocol
 from kvspan.server.served import Served, all_names
 from kvspan.server.styles import Styles
+from kvspan.server.telemetry import open_traces
 
 _LOOK_S = 0.1  # between looks at whether everything has finished
 
@@ -71,7 +72,14 @@ async def _serve(
     chosen: Callable[[Resolved], None],
     listening: Callable[[str, Ready, Served], None],
 ) -> int:
-    llm = AsyncLLM.from_config(engine, max_restarts=config.restarts, profile=config.profile_steps)
+    traces = None if config.otlp_traces_endpoint is None else open_traces(config.otlp_traces_endpoint)
+    llm = AsyncLLM.from_config(
+        engine,
+        max_restarts=config.restarts,
+        engine_timeout_s=config.engine_timeout,
+        profile=config.profile_steps,
+        observer=traces,
+    )
     try:
         ready = await llm.start(chosen)
         served = Served(
@@ -89,6 +97,8 @@ async def _serve(
         return int(llm.health.gone)
     finally:
         await llm.shutdown()
+        if traces is not None:
+            await asyncio.to_thread(traces.close)
 
 
 class DrainingServer(uvicorn.Server):

@@ -98,7 +98,8 @@ class Served:
             num_outputs: that would be added.
 
         Raises:
-            RefusedError: 503 while the server ends, 429 when too many wait.
+            RefusedError: 503 while the server ends, 429 when too many wait, 400 for more than would ever
+                find a place.
         """
         if self.draining:
             raise RefusedError(
@@ -106,14 +107,22 @@ class Served:
                 "The server is about to end and takes no more requests.",
                 headers={"Retry-After": "5"},
             )
+        places, queue = self.llm.num_places, self.config.max_queue
+        if num_outputs > places + queue:
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"The request asks for {num_outputs} outputs (n of each prompt), and there is room for "
+                f"{places + queue}: {places} that run (--max-num-seqs) and {queue} that wait "
+                "(--max-queue). Ask for fewer at a time.",
+            )
         load = self.llm.health.load
         waiting = max(self.llm.num_unfinished - load.num_running, 0)
-        room = self.config.max_queue + max(self.llm.num_places - load.num_running, 0)
+        room = queue + max(places - load.num_running, 0)
         if waiting + num_outputs > room:
             raise RefusedError(
                 HTTPStatus.TOO_MANY_REQUESTS,
                 f"The queue is full: {waiting} outputs wait, {num_outputs} more are asked for, and "
-                f"--max-queue is {self.config.max_queue}. Try again later.",
+                f"--max-queue is {queue}. Try again later.",
                 code="queue_full",
                 headers={"Retry-After": str(self.retry_after_s)},
             )

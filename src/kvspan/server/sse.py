@@ -13,7 +13,7 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 from kvspan.errors import KvspanError
-from kvspan.server.errors import error_of, error_response
+from kvspan.server.errors import Complaint
 
 DONE = b"data: [DONE]\n\n"
 """The last event of OpenAI's streams."""
@@ -43,7 +43,7 @@ class JsonReply(Response):
                 body = msgspec.json.encode(await self._work)
                 reply = Response(body, media_type="application/json")
             except KvspanError as error:
-                reply = error_response(error)
+                reply = Complaint.of(error).reply(scope)
         await reply(scope, receive, send)
 
 
@@ -71,7 +71,7 @@ class EventStream(Response):
             try:
                 first = await anext(self._batches, b"")
             except KvspanError as error:
-                await error_response(error)(scope, receive, send)
+                await Complaint.of(error).reply(scope)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": first, "more_body": True})
@@ -79,8 +79,7 @@ class EventStream(Response):
                 async for batch in self._batches:
                     await send({"type": "http.response.body", "body": batch, "more_body": True})
             except KvspanError as error:
-                _, body, _ = error_of(error)
-                said = b"data: " + body + b"\n\n"
+                said = b"data: " + Complaint.of(error).body + b"\n\n"
                 await send({"type": "http.response.body", "body": said, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 

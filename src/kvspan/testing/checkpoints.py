@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -58,6 +58,19 @@ def write_checkpoint(
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     _write_json(directory / "model.safetensors.index.json", index)
     return weights
+
+
+def spoil_token(directory: Path, token_id: int) -> None:
+    """Makes the embedding of a token NaN, and with it whatever a request that has it computes.
+
+    Args:
+        directory: of a model in one file, whose output layer is not the embedding.
+        token_id: which token.
+    """
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"][token_id] = torch.nan
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def write_tokenizer(directory: Path, *, vocab_size: int) -> None:

@@ -4,6 +4,7 @@ Every rank makes its part of the logits, in the same number of pieces; rank 0 al
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from kvspan.attention.rows import gather_rows
 from kvspan.comm.group import Group
+from kvspan.errors import OutputError
 from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
@@ -21,6 +23,14 @@ from kvspan.worker.watch import Recorder
 
 LOGIT_ROWS = 256
 """Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """Log-probabilities of some of a prompt's tokens, or why there are none."""
+
+    entries: tuple[tuple[TokenLogprob, ...], ...] = ()
+    failure: str = ""
 
 
 class Outputs:
@@ -91,22 +101,24 @@ class Outputs:
             for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
         )
 
-    def _prompt(
-        self, row: Row, mirror: RequestMirror, hidden: Tensor
-    ) -> tuple[tuple[TokenLogprob, ...], ...]:
+    def _prompt(self, row: Row, mirror: RequestMirror, hidden: Tensor) -> _Scored:
         """Log-probabilities of the prompt's tokens that this row predicts."""
         if mirror.params.prompt_logprobs is None:
-            return ()
+            return _Scored()
         stop = min(row.start + row.num_tokens, mirror.num_prompt_tokens - 1)
         found: list[tuple[TokenLogprob, ...]] = []
+        failure = ""
         for start in range(row.start, stop, LOGIT_ROWS):
             at, size = start - row.start, min(LOGIT_ROWS, stop - start)
-            logits = self._model.logits(hidden[at : at + size])
-            if self._is_speaker:
+            logits = self._model.logits(hidden[at : at + size])  # whatever fails: the others make them
+            if self._is_speaker and not failure:
                 targets = mirror.tokens.values[start + 1 : start + 1 + size]
-                count = mirror.params.prompt_logprobs
-                found.extend(self._sampler.prompt_logprobs(logits, targets, count))
-        return tuple(found)
+                try:
+                    count = mirror.params.prompt_logprobs
+                    found.extend(self._sampler.prompt_logprobs(logits, targets, count))
+                except OutputError as error:
+                    failure = str(error)
+        return _Scored(tuple(found), failure)
 
     def _asked(self, row: Row, mirror: RequestMirror) -> SamplingRow:
         tokens, prompt = mirror.tokens.values, mirror.num_prompt_tokens
@@ -145,7 +157,7 @@ def restored(hidden: Tensor, shares: Shares, wanted: NDArray[np.bool_], pcp: Gro
     return whole
 
 
-def _joined(row: Row, sampled: Sampled | None, prompt: tuple[tuple[TokenLogprob, ...], ...]) -> Sampled:
-    if sampled is None:
-        return Sampled(row.request_id, None, (), prompt)
-    return Sampled(row.request_id, sampled.token_id, sampled.logprobs, prompt)
+def _joined(row: Row, sampled: Sampled | None, prompt: _Scored) -> Sampled:
+    if sampled is None or prompt.failure:
+        return Sampled(row.request_id, None, (), prompt.entries, prompt.failure)
+    return Sampled(row.request_id, sampled.token_id, sampled.logprobs, prompt.entries, sampled.failure)

@@ -29,10 +29,29 @@ from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import MoE
 from kvspan.models.base import Model
 from kvspan.step import TimedSpan
+from kvspan.topology import Topology
 
 T = TypeVar("T")
 
 LINEAR: tuple[type[nn.Module], ...] = (ColumnLinear, RowLinear, GatedMLP, MoE)
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """What a collective is called, and what it moves.
+
+    Args:
+        group: its ranks, e.g. "tp"; empty = this is no collective.
+        op: which it is.
+        sent_bytes: that this rank sends.
+    """
+
+    group: str = ""
+    op: str = ""
+    sent_bytes: int = 0
+
+
+NO_COLLECTIVE = Collective()
 
 
 class Recorder:
@@ -45,29 +64,31 @@ class Recorder:
     def __init__(self, clock: Clock | None = None) -> None:
         self.on = False
         self._clock = clock or WallClock()
-        self._open: list[tuple[str, float]] = []
+        self._open: list[tuple[str, float, Collective]] = []
         self._inside_s: list[float] = []  # of each open span, what closed spans in it took
         self._spans: list[TimedSpan] = []
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, what: Collective = NO_COLLECTIVE) -> None:
         """Opens a span, inside the one that is open."""
         if self.on:
-            self._open.append((name, self._clock.now_s()))
+            self._open.append((name, self._clock.now_s(), what))
             self._inside_s.append(0.0)
 
     def end(self) -> None:
         """Closes the span that was opened last."""
         if self.on:
-            (name, start_s), stop_s = self._open.pop(), self._clock.now_s()
+            (name, start_s, what), stop_s = self._open.pop(), self._clock.now_s()
             own_s = stop_s - start_s - self._inside_s.pop()
             if self._inside_s:
                 self._inside_s[-1] += stop_s - start_s
-            self._spans.append(TimedSpan(name, start_s, stop_s, own_s))
+            self._spans.append(
+                TimedSpan(name, start_s, stop_s, own_s, what.group, what.op, what.sent_bytes)
+            )
 
     @contextlib.contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str, what: Collective = NO_COLLECTIVE) -> Iterator[None]:
         """A span as a context."""
-        self.begin(name)
+        self.begin(name, what)
         try:
             yield
         finally:
@@ -128,9 +149,10 @@ class WatchedKernel:
 class _WatchedPending(Generic[T]):
     inner: Pending[T]
     recorder: Recorder
+    what: Collective
 
     def wait(self) -> T:
-        with self.recorder.span("exchange"):
+        with self.recorder.span("exchange", self.what):
             return self.inner.wait()
 
 
@@ -141,10 +163,12 @@ class WatchedWorld:
     Args:
         inner: the world.
         recorder: what notes them.
+        topology: knows what its groups are for.
     """
 
     inner: World
     recorder: Recorder
+    topology: Topology
 
     @property
     def rank(self) -> int:
@@ -158,7 +182,21 @@ class WatchedWorld:
 
     def group(self, partition: Sequence[Sequence[int]]) -> "WatchedGroup":
         """See `World.group`."""
-        return WatchedGroup(self.inner.group(partition), self.recorder)
+        name = group_name(self.topology, partition)
+        return WatchedGroup(self.inner.group(partition), self.recorder, name)
+
+
+def group_name(topology: Topology, partition: Sequence[Sequence[int]]) -> str:
+    """What a partition's groups are for; where two purposes have the same ranks, e.g. "tp+dcp"."""
+    purposes = {
+        "tp": topology.tp_groups(),
+        "dcp": topology.dcp_groups(),
+        "pcp": topology.pcp_groups(),
+        "columns": topology.column_groups(),
+    }
+    asked = [tuple(members) for members in partition]
+    found = [name for name, groups in purposes.items() if groups == asked]
+    return "+".join(name for name in found if name != "columns" or len(found) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +206,12 @@ class WatchedGroup:
     Args:
         inner: the group.
         recorder: what notes them.
+        name: of the group.
     """
 
     inner: Group
     recorder: Recorder
+    name: str
 
     @property
     def rank(self) -> int:
@@ -185,26 +225,44 @@ class WatchedGroup:
 
     def all_reduce(self, x: Tensor) -> Pending[Tensor]:
         """See `Group.all_reduce`."""
-        return self._noted(lambda: self.inner.all_reduce(x))
+        sent_bytes = 2 * x.nbytes * (self.size - 1) // self.size
+        return self._noted("all_reduce", sent_bytes, lambda: self.inner.all_reduce(x))
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
         """See `Group.all_gather`."""
-        return self._noted(lambda: self.inner.all_gather(x, sizes))
+        sent_bytes = x.nbytes * (self.size - 1)
+        return self._noted("all_gather", sent_bytes, lambda: self.inner.all_gather(x, sizes))
 
     def reduce_scatter(self, x: Tensor, sizes: Sequence[int]) -> Pending[Tensor]:
         """See `Group.reduce_scatter`."""
-        return self._noted(lambda: self.inner.reduce_scatter(x, sizes))
+        sent_bytes = x.nbytes - x[: sizes[self.rank]].nbytes
+        return self._noted("reduce_scatter", sent_bytes, lambda: self.inner.reduce_scatter(x, sizes))
 
     def all_to_all(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> Pending[list[Tensor]]:
         """See `Group.all_to_all`."""
-        return self._noted(lambda: self.inner.all_to_all(parts, sizes))
+        sent_bytes = sum(part.nbytes for part in parts) - parts[self.rank].nbytes
+        return self._noted("all_to_all", sent_bytes, lambda: self.inner.all_to_all(parts, sizes))
 
     def merge_scatter(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor] | None:
         """See `Group.merge_scatter`."""
-        with self.recorder.span("exchange"):
+        with self.recorder.span("exchange", Collective(self.name, "merge_scatter")):
             merged = self.inner.merge_scatter(out, lse, pieces)
-        return None if merged is None else _WatchedPending(merged, self.recorder)
+        if merged is None:
+            return None
+        what = Collective(self.name, "merge_scatter", _merged_bytes(out, lse, pieces, self.rank))
+        return _WatchedPending(merged, self.recorder, what)
 
-    def _noted(self, start: Callable[[], Pending[T]]) -> Pending[T]:
-        with self.recorder.span("exchange"):
-            return _WatchedPending(start(), self.recorder)
+    def _noted(self, op: str, sent_bytes: int, start: Callable[[], Pending[T]]) -> Pending[T]:
+        with self.recorder.span("exchange", Collective(self.name, op)):
+            pending = start()
+        return _WatchedPending(pending, self.recorder, Collective(self.name, op, sent_bytes))
+
+
+def _merged_bytes(out: Tensor, lse: Tensor, pieces: Sequence[Piece], rank: int) -> int:
+    """Bytes of everybody else's piece of [R, H, D] partials, with its LSEs."""
+    return sum(
+        len(lse[piece.rows])
+        * (piece.columns.size * out.itemsize + piece.heads(out.shape[-1]).size * lse.itemsize)
+        for other, piece in enumerate(pieces)
+        if other != rank
+    )

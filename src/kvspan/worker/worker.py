@@ -49,7 +49,7 @@ class Worker:
         self._device = rank_device(resolved.device, world.rank)
         self._recorder = Recorder()
         if watched:
-            world = WatchedWorld(world, self._recorder)
+            world = WatchedWorld(world, self._recorder, resolved.topology)
         context = _context(resolved, world, self._device)
         if watched:
             context = replace(context, kernel=WatchedKernel(context.kernel, self._recorder))

@@ -9,7 +9,7 @@ import pytest
 
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import HeadDims, ModelConfig, parse_model_config, with_overrides
-from kvspan.errors import ModelError
+from kvspan.errors import ConfigError, ModelError
 
 MODELS = Path(__file__).parents[2] / "data" / "models"
 LATENT = ["DeepSeek-V2-Lite", "DeepSeek-R1", "Kimi-K2.6"]
@@ -74,6 +74,11 @@ def test_a_nested_text_model_is_found() -> None:
 def test_overrides_reach_a_nested_text_model() -> None:
     raw = with_overrides(facts("Kimi-K2.6"), {"max_position_embeddings": 777})
     assert parse_model_config(raw, where="config.json").max_position_embeddings == 777
+
+
+def test_how_weights_are_stored_cannot_be_overridden() -> None:
+    with pytest.raises(ConfigError, match=r"--hf-overrides has quantization_config.*leave it out"):
+        with_overrides(facts("DeepSeek-R1"), {"quantization_config": {"quant_method": "fp8"}})
 
 
 def test_routing_of_known_models() -> None:

@@ -23,7 +23,7 @@ from kvspan import (
 from kvspan.loading.resolve import resolve
 from kvspan.request import FinishReason
 from kvspan.step import Step, StepResult
-from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
+from kvspan.testing.checkpoints import spoil_token, write_checkpoint, write_tokenizer
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.tiny import TINY
 
@@ -127,6 +127,24 @@ def test_a_stop_token_ends_it_and_min_tokens_puts_it_off(llm: LLM) -> None:
     (output,) = llm.generate("hello", later, use_tqdm=False)[0].outputs
     assert len(output.token_ids) >= 6
     assert stop not in output.token_ids[:6]
+
+
+def test_logits_that_are_no_numbers_end_their_output_alone(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, TINY["llama-gqa"], seed=5)
+    spoil_token(tmp_path, 50)
+    with LLM(str(tmp_path), **OPTIONS) as llm:
+        good, bad, scored = llm.generate(
+            [[10, 11], [10, 50], [50, 10, 11]],
+            [GREEDY, GREEDY, SamplingParams(prompt_logprobs=1)],
+            use_tqdm=False,
+        )
+        for failed in (bad.outputs[0], scored.outputs[0]):
+            assert (failed.token_ids, failed.finish_reason) == ((), FinishReason.ERROR)
+            assert "203 logits 203 are NaN" in failed.error
+        assert good.outputs[0].error is None
+        assert llm.generate([10, 11], GREEDY, use_tqdm=False)[0].outputs == good.outputs
+        llm.engine.core.check()
+        assert llm.engine.core.free_tokens == llm.engine.core.plan.tokens_total
 
 
 def test_length_ends_at_max_tokens_and_at_max_model_len(llm: LLM) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,14 +35,19 @@ def test_reports_that_arrive_in_one_piece_are_all_heard(
         meter = Meter(Registry(), clock)
         replica = Replica(options, max_restarts=0, profile=False, clock=clock, meter=meter)
 
-        async def spawn() -> None: ...
+        class Hasty:
+            """An engine whose first two reports come at once."""
 
-        def tell(_: Begin) -> None:
-            replica.take(encode(Chosen(resolved, "")))
-            replica.take(encode(Ready((), plan)))
+            def __init__(self, *, heard: Callable[[bytes], None], **_: Any) -> None:
+                self._heard = heard
 
-        monkeypatch.setattr(replica, "_spawn", spawn)
-        monkeypatch.setattr(replica, "_tell", tell)
+            async def connect(self) -> None: ...
+
+            def tell(self, _: Begin) -> None:
+                self._heard(encode(Chosen(resolved, "")))
+                self._heard(encode(Ready((), plan)))
+
+        monkeypatch.setattr("kvspan.engine.replica.EngineProcess", Hasty)
         ready = await replica.start()
         return replica.chosen, ready
 

@@ -5,7 +5,7 @@ import pytest
 
 from kvspan.cache.manager import CacheManager
 from kvspan.cache.prefix import KeySpace
-from kvspan.engine.core import EngineStats
+from kvspan.engine.events import EngineStats
 from kvspan.engine.messages import Seen, decode_report, encode
 from kvspan.engine.snapshot import CACHED, FREE, MAX_CELLS, look
 from kvspan.layout import CacheLayout

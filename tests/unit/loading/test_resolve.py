@@ -1,4 +1,5 @@
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,19 @@ def test_a_hub_that_does_not_answer_is_told_in_a_sentence(monkeypatch: pytest.Mo
     ) as e:
         resolve("org/tiny")
     assert "\n" not in str(e.value)
+
+
+def test_attempts_at_the_hub_are_not_told_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s [Retry 1/5].")
+        raise LocalEntryNotFoundError("Cannot find the requested files.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ModelError):
+        resolve("org/tiny")
+    assert caplog.records == []
 
 
 @pytest.mark.weights

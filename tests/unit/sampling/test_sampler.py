@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvspan.errors import ModelError
+from kvspan.errors import OutputError
 from kvspan.request import SamplingParams
 from kvspan.sampling.logits import NUCLEUS_WIDTH, adjusted, probabilities, token_logprobs
 from kvspan.sampling.sampler import DRAW_ROWS, Sampler, SamplingRow, draw, uniform
@@ -428,20 +428,21 @@ def test_prompt_logprobs_of_targets() -> None:
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_unusable_logits_are_an_error_and_no_token(
-    bad: list[float], words: str, temperature: float
-) -> None:
+def test_unusable_logits_fail_their_row_alone(bad: list[float], words: str, temperature: float) -> None:
     params = SamplingParams(temperature=temperature)
-    good = row(params, request_id=1)
-    with pytest.raises(ModelError, match=rf"request 9, position 4: of 3 logits {words}"):
-        Sampler().sample(
-            torch.tensor([[0.0, 1.0, 2.0], bad]), [good, row(params, request_id=9, position=4)]
-        )
-    with pytest.raises(ModelError, match=words):
+    rows = [row(params, request_id=1), row(params, request_id=9, position=4), row(params, request_id=2)]
+    good = [0.0, 1.0, 2.0]
+    first, failed, last = Sampler().sample(torch.tensor([good, bad, good]), rows)
+    assert failed.token_id is None
+    assert f"request 9, position 4: of 3 logits {words}" in failed.failure
+    assert [first, last] == Sampler().sample(torch.tensor([good, good]), [rows[0], rows[2]])
+    assert not first.failure
+    with pytest.raises(OutputError, match=words):
         Sampler().prompt_logprobs(torch.tensor([bad]), [0], 1)
 
 
-def test_min_tokens_that_leaves_nothing_is_an_error_and_no_token() -> None:
+def test_min_tokens_that_leaves_nothing_fails_the_row() -> None:
     params = SamplingParams(min_tokens=1, stop_token_ids=[0, 1])
-    with pytest.raises(ModelError, match="request 7 after min_tokens"):
-        sample_one([0.0, 1.0, -math.inf], params, eos=())
+    sampled = sample_one([0.0, 1.0, -math.inf], params, eos=())
+    assert sampled.token_id is None
+    assert "request 7 after min_tokens" in sampled.failure

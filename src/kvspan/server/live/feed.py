@@ -107,6 +107,7 @@ async def _look(here: Served) -> dict[str, Any]:
             "kv_dtype": resolved.kv_dtype,
             "max_model_len": resolved.max_model_len,
         },
+        "replicas": [{"ready": each.ready, "why": each.why} for each in here.llm.healths],
         "stats": msgspec.structs.asdict(health.stats),
         **side_by_side([None if each is None else each.snapshot for each in seen], resolved),
         "ttft": _spread(here, "kvspan_time_to_first_token_seconds"),

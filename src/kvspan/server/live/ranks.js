@@ -1,4 +1,5 @@
-// The rank grid: a tile a rank, a cell a block (or several, in large pools), a colour a request.
+// The rank grid: a group a replica, a tile a rank, a cell a block (or several, in large pools), a colour
+// a request.
 const FREE = -2;
 const CACHED = -1;
 const HEIGHT = 132; // of a tile's blocks, about
@@ -16,6 +17,7 @@ export class Ranks {
   constructor(root, tip, onLight) {
     [this.root, this.tip, this.onLight] = [root, tip, onLight];
     this.tiles = [];
+    this.groups = [];
     this.lit = null;
     this.now = null;
     new ResizeObserver(() => this.now && this.draw()).observe(root);
@@ -40,7 +42,7 @@ export class Ranks {
       tile.className = "rank";
       const head = document.createElement("div");
       const name = document.createElement("b");
-      name.textContent = nameOf(rank, layout);
+      name.textContent = `rank ${rank.rank}`;
       const figures = document.createElement("span");
       head.append(name, figures);
       const canvas = document.createElement("canvas");
@@ -50,11 +52,29 @@ export class Ranks {
       tile.append(head, canvas);
       return { tile, canvas, figures, rank };
     });
-    this.root.replaceChildren(...this.tiles.map((each) => each.tile));
+    this.groups = Array.from({ length: layout.num_replicas }, (_, replica) => {
+      const group = document.createElement("section");
+      group.className = "replica";
+      const title = document.createElement("h3");
+      const why = document.createElement("span");
+      title.append(`replica ${replica} `, why);
+      const tiles = document.createElement("div");
+      tiles.className = "tiles";
+      tiles.append(...this.tiles.filter((each) => each.rank.replica === replica).map((each) => each.tile));
+      group.append(title, tiles);
+      return { group, why };
+    });
+    this.root.classList.toggle("several", layout.num_replicas > 1);
+    this.root.replaceChildren(...this.groups.map((each) => each.group));
   }
 
   draw() {
     const style = getComputedStyle(document.documentElement);
+    this.groups.forEach(({ group, why }, replica) => {
+      const { ready, why: sentence } = this.now.replicas[replica];
+      why.textContent = ready ? "" : sentence;
+      group.classList.toggle("lost", !ready);
+    });
     const tones = { free: style.getPropertyValue("--free"), cached: style.getPropertyValue("--cached") };
     for (const { canvas, figures, rank } of this.tiles) {
       const pool = this.now.pools[rank.pool];

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
@@ -17,6 +17,7 @@ from kvspan.server.protocol import ChatRequest, CompletionRequest
 from kvspan.server.sampling import completion_params
 from kvspan.server.served import Served, served
 from kvspan.server.sse import EventStream, JsonReply
+from kvspan.server.telemetry import trace_headers
 
 router = APIRouter()
 
@@ -41,6 +42,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         conversation.params,
         priority=body.priority,
         cache_salt=body.cache_salt or "",
+        trace_headers=trace_headers(request),
     )
     if body.stream:
         return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort)
@@ -63,7 +65,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
         names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
         prompts=tuple(text for text, _ in prompts),
     )
-    streams = _add_all(here, [ids for _, ids in prompts], params, body)
+    streams = _add_all(here, [ids for _, ids in prompts], params, body, trace_headers(request))
 
     def abort() -> None:
         for stream in streams:
@@ -95,7 +97,11 @@ def _as_several(prompt: str | list[int] | list[str] | list[list[int]]) -> list[s
 
 
 def _add_all(
-    here: Served, prompts: Sequence[list[int]], params: SamplingParams, body: CompletionRequest
+    here: Served,
+    prompts: Sequence[list[int]],
+    params: SamplingParams,
+    body: CompletionRequest,
+    headers: Mapping[str, str],
 ) -> list[RequestStream]:
     """Queues every prompt, or none of them."""
     streams: list[RequestStream] = []
@@ -107,6 +113,7 @@ def _add_all(
                     params,
                     priority=body.priority,
                     cache_salt=body.cache_salt or "",
+                    trace_headers=headers,
                 )
             )
     except KvspanError:

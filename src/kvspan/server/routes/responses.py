@@ -11,6 +11,7 @@ from kvspan.server.response_events import Response
 from kvspan.server.responses import ResponsesRequest, to_chat
 from kvspan.server.served import served
 from kvspan.server.sse import EventStream, JsonReply
+from kvspan.server.telemetry import trace_headers
 
 router = APIRouter()
 
@@ -20,7 +21,7 @@ async def create(body: ResponsesRequest, request: Request) -> HttpResponse:
     """Answers a conversation."""
     here = served(request)
     model = here.model_name(body.model)
-    answering = await Answering.begin(here, to_chat(body))
+    answering = await Answering.begin(here, to_chat(body), trace_headers(request))
     response = Response(answering, body, model=model, created_s=int(unix_s()))
     abort = answering.stream.abort
     if body.stream:

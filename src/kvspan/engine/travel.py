@@ -1,0 +1,73 @@
+"""What travels for the cached context of prompts: counted as ranks decide it, from the same numbers.
+
+Knows rows and bytes. Knows no tensors, and decides nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvspan.config.resolved import Resolved
+from kvspan.config.sizes import DTYPE_BYTES
+from kvspan.cost.prefill import PrefillRule, bytes_of_row, bytes_of_token
+from kvspan.step import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Travelled:
+    """What travelled for cached context in a step.
+
+    Args:
+        num_keys: rows whose context came to them.
+        key_bytes: that a rank sent for that, over all layers.
+        num_queries: rows that went to their context.
+        query_bytes: that a rank sent for that.
+    """
+
+    num_keys: int = 0
+    key_bytes: int = 0
+    num_queries: int = 0
+    query_bytes: int = 0
+
+
+class ContextTravel:
+    """Counts for the rows of a step.
+
+    Args:
+        resolved: what runs.
+    """
+
+    def __init__(self, resolved: Resolved) -> None:
+        model, topology, size = resolved.model_config, resolved.topology, DTYPE_BYTES[resolved.dtype]
+        self._rule = PrefillRule.of(
+            resolved.prefill_strategy,
+            model,
+            topology,
+            exchange=resolved.exchange,
+            replicate_q=resolved.replicate_q,
+            dtype_bytes=size,
+        )
+        row = bytes_of_row(model, topology, resolved.exchange, resolved.replicate_q, size)
+        self._row_bytes = model.num_layers * row
+        self._token_bytes = model.num_layers * bytes_of_token(model, topology, size)
+
+    def of(self, rows: Sequence[Row], home: Callable[[int], int | None]) -> Travelled:
+        """What travelled for those rows that are pieces of prompts with something before them.
+
+        Args:
+            rows: of the step.
+            home: the coordinate that has all keys of a request, where nothing travels.
+        """
+        pieces = [r for r in rows if r.num_tokens > 1 and r.start and home(r.request_id) is None]
+        if not pieces:
+            return Travelled()
+        num_rows = np.array([row.num_tokens for row in pieces], np.int64)
+        num_cached = np.array([row.start for row in pieces], np.int64)
+        keys = self._rule.gathers(num_rows, num_cached)
+        return Travelled(
+            num_keys=int(keys.sum()),
+            key_bytes=int(num_cached[keys].sum()) * self._token_bytes,
+            num_queries=int((~keys).sum()),
+            query_bytes=int(num_rows[~keys].sum()) * self._row_bytes,
+        )
