@@ -61,6 +61,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         prefill_tokens: tokens computed in rows that are no decodes: of prompts, and after a preemption.
         output_tokens: tokens sampled.
         preemptions: requests that gave their units back and began again.
+        exchange_steps: steps with a row of a request that lies on several ranks: ranks met in attention.
+        spills: requests that left their home before they were long, because it was full.
     """
 
     steps: int = 0
@@ -69,6 +71,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int = 0
     output_tokens: int = 0
     preemptions: int = 0
+    exchange_steps: int = 0
+    spills: int = 0
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):
@@ -114,11 +118,11 @@ class EngineCore:
         self._keys = KeySpace(
             layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
+        self.stats = EngineStats()
         self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
         self._dead: str | None = None
-        self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
@@ -213,28 +217,34 @@ class EngineCore:
         check_length(self.resolved, num_tokens)
         return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
 
-    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
-        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+    def pretend(self, prompts: Sequence[Sequence[int]], *, seed: int) -> list[Fill] | None:
+        """Counts prompts as computed, so that a request with one of them hits it as a prefix.
 
-        For measurements: the keys and values of its full units have to be made up, and are to stay in
-        the cache until the request comes, so the pools must not be full.
+        For measurements: the keys and values of their full units have to be made up, and are to stay in
+        the cache until the requests come, so the pools must not be full. Until all are placed none is
+        freed, so that they lie as those of requests that run side by side.
 
         Args:
-            prompt: token ids of a prompt that has not been seen.
-            seed: of what ranks make up.
+            prompts: token ids of prompts that have not been seen.
+            seed: of what ranks make up, one higher for each.
 
         Returns:
-            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+            What they have to fill; None, and nothing has changed, when the pools have no room for them.
         """
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        keys = self._keys.keys(prompt)
-        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
-        if held is None:
-            return None
-        units = tuple(held.units)
-        self._cache.register(request_id, num_computed_tokens=len(prompt))
-        self._cache.free(request_id)
-        return Fill(units, len(prompt), seed)
+        placed: list[tuple[int, Fill]] = []
+        for number, prompt in enumerate(prompts):
+            request_id, self._next_id = self._next_id, self._next_id + 1
+            keys = self._keys.keys(prompt)
+            held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+            if held is None:
+                break
+            placed.append((request_id, Fill(tuple(held.units), len(prompt), seed + number)))
+        fits = len(placed) == len(prompts)
+        for request_id, fill in placed:
+            if fits:
+                self._cache.register(request_id, num_computed_tokens=fill.num_tokens)
+            self._cache.free(request_id)
+        return [fill for _, fill in placed] if fits else None
 
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
@@ -297,13 +307,17 @@ class EngineCore:
             blocks_per_pool=self.plan.blocks_per_rank,
             enable_prefix_caching=resolved.enable_prefix_caching,
             placement=_placement(resolved),
+            num_homes=resolved.num_homes,
+            most_local_units=resolved.cache_layout.num_units(resolved.span_threshold),
         )
+        self._spills_before = self.stats.spills
         self._scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=resolved.max_num_seqs,
                 max_num_batched_tokens=resolved.max_num_batched_tokens,
                 max_model_len=resolved.max_model_len,
                 enable_chunked_prefill=resolved.enable_chunked_prefill,
+                spread_every=resolved.spread_every,
             ),
             self._cache,
         )
@@ -429,6 +443,8 @@ class EngineCore:
             prefill_tokens=old.prefill_tokens + sum(prefills),
             output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
             preemptions=old.preemptions + len(scheduled.preempted),
+            exchange_steps=old.exchange_steps + (scheduled.num_spread > 0),
+            spills=self._spills_before + self._cache.num_spills,
         )
 
 
@@ -444,7 +460,7 @@ def _placement(resolved: Resolved) -> Placement:
     if not resolved.span_threshold:
         return round_robin
     most_units = resolved.cache_layout.num_units(resolved.span_threshold)
-    return Elastic(num_homes=resolved.pcp_size, most_units=most_units)
+    return Elastic(num_homes=resolved.num_homes, most_units=most_units)
 
 
 def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingParams) -> None:

@@ -86,6 +86,8 @@ def together(healths: Sequence[Health]) -> Health:
             cached_tokens=sum(each.cached_tokens for each in stats),
             output_tokens=sum(each.output_tokens for each in stats),
             preemptions=sum(each.preemptions for each in stats),
+            exchange_steps=sum(each.exchange_steps for each in stats),
+            spills=sum(each.spills for each in stats),
         ),
     )
 
