@@ -36,6 +36,8 @@ class SchedulerConfig:
         max_num_batched_tokens: tokens that a step computes.
         max_model_len: tokens of a request, output included.
         enable_chunked_prefill: whether a prompt may be computed in several steps.
+        spread_every: rows for which ranks have to meet run in every so many steps, while others are
+            there to run in between; 1 = in each.
 
     Raises:
         ConfigError: a step could not hold a token of each request, or a whole prompt where it must.
@@ -45,6 +47,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_model_len: int
     enable_chunked_prefill: bool = True
+    spread_every: int = 1
 
     def __post_init__(self) -> None:
         budget = f"--max-num-batched-tokens {self.max_num_batched_tokens}"
@@ -135,11 +138,13 @@ class Scheduled:
         step: for the workers; it has at least one row.
         admitted: requests whose first tokens it computes; also when they begin again.
         preempted: requests that had begun and gave their units back.
+        num_spread: rows of requests for which ranks have to meet in attention.
     """
 
     step: Step
     admitted: tuple[int, ...]
     preempted: tuple[int, ...]
+    num_spread: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +225,8 @@ class Scheduler:
         self._next_step_id += 1
         self._under_way = step
         admitted = tuple(new.request_id for new in step.new)
-        return Scheduled(step, admitted, tuple(preempted))
+        num_spread = sum(self._is_spread(row.request_id) for row in step.rows)
+        return Scheduled(step, admitted, tuple(preempted), num_spread)
 
     def update(self, result: StepResult) -> list[Progress]:
         """Takes in what the step under way gave.
@@ -327,15 +333,27 @@ class Scheduler:
 
     def _step(self) -> Step:
         """Shares the budget out and writes down who does what."""
+        states = self._in_turn()
         shares = share_budget(
-            [state.num_left for state in self._running],
+            [state.num_left for state in states],
             budget=self._config.max_num_batched_tokens,
             chunked=self._config.enable_chunked_prefill,
         )
-        work = [(state, n) for state, n in zip(self._running, shares, strict=True) if n]
+        work = [(state, n) for state, n in zip(states, shares, strict=True) if n]
         new = tuple(_introduce(state) for state, _ in work if not state.num_sent_tokens)
         rows = tuple(_row(state, num_tokens) for state, num_tokens in work)
         return Step(self._next_step_id, new, rows, tuple(self._ended))
+
+    def _in_turn(self) -> list[SequenceState]:
+        """Who runs in this step: everybody, or those for whom ranks need not meet."""
+        if self._next_step_id % self._config.spread_every == 0:
+            return self._running
+        local = [state for state in self._running if not self._is_spread(state.request_id)]
+        return local or self._running
+
+    def _is_spread(self, request_id: int) -> bool:
+        allocation = self._states[request_id].allocation
+        return allocation is not None and self._cache.spans(allocation)
 
     def _advance(self, state: SequenceState, row: Row, sampled: Sampled) -> Progress:
         """Takes in one row's result."""

@@ -73,6 +73,19 @@ LAYOUTS = {
         "dcp_mode": "elastic",
         "dcp_span_threshold": 48,
     },
+    "T2-W2-elastic": {
+        "tensor_parallel_size": 2,
+        "decode_context_parallel_size": 2,
+        "dcp_mode": "elastic",
+        "dcp_span_threshold": 48,
+    },
+    "T3-W3-elastic": {
+        "tensor_parallel_size": 3,
+        "decode_context_parallel_size": 3,
+        "dcp_mode": "elastic",
+        "dcp_span_threshold": 48,
+        "dcp_comm_backend": "ag_rs",
+    },
     "T9-W3": {"tensor_parallel_size": 9, "decode_context_parallel_size": 3},
 }
 """Of the 9 query and 3 KV heads of the model: decoupled and copies, both units of placement."""
@@ -150,7 +163,8 @@ def test_a_layout_gives_the_same_text_cold_and_warm(
 
 @pytest.mark.parametrize("chunk", [16, 17, 1500])
 @pytest.mark.parametrize(
-    "layout", ["T2-W2", "T3-W3-I4", "T8-W8", "P2-T1-W1", "P2-T2-W4", "P2-T1-W2-elastic"]
+    "layout",
+    ["T2-W2", "T3-W3-I4", "T8-W8", "P2-T1-W1", "P2-T2-W4", "P2-T1-W2-elastic", "T2-W2-elastic"],
 )
 def test_chunks_do_not_show(
     layout: str, chunk: int, model: Path, one_rank: dict[str, list[Generation]]
@@ -169,7 +183,14 @@ def test_draws_do_not_depend_on_the_layout(
 
 @pytest.mark.parametrize(
     "layout",
-    ["T3-W1", "T2-W2", "T3-W3-I4", pytest.param("T8-W8", marks=pytest.mark.slow), "P2-T1-W2-elastic"],
+    [
+        "T3-W1",
+        "T2-W2",
+        "T3-W3-I4",
+        pytest.param("T8-W8", marks=pytest.mark.slow),
+        "P2-T1-W2-elastic",
+        "T2-W2-elastic",
+    ],
 )
 def test_preemption_does_not_show(
     layout: str, model: Path, one_rank: dict[str, list[Generation]]
@@ -189,7 +210,7 @@ def test_preemption_does_not_show(
             assert llm.engine.core.stats.preemptions > before
 
 
-@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T8-W8", "P2-T2-W4-elastic"])
+@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T8-W8", "P2-T2-W4-elastic", "T3-W3-elastic"])
 def test_aborts_leave_the_others_alone(
     layout: str, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:

@@ -59,6 +59,7 @@ def built(
         row_groups=RowGroups(
             pcp=Place(0, 1),
             columns=Place(topology.dcp_rank(rank), topology.dcp_size),
+            home=Place(topology.dcp_rank(rank), topology.dcp_size),
         ),
         exchange="a2a",
         replicate_q=False,

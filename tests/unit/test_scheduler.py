@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvspan.cache.manager import CacheManager
+from kvspan.cache.placement import Elastic
 from kvspan.cache.prefix import KeySpace
 from kvspan.cache.table import RankTable
 from kvspan.errors import ConfigError
@@ -147,13 +148,20 @@ class Bench:
         *,
         blocks_per_pool: int,
         enable_prefix_caching: bool = True,
+        most_local_units: int = 0,
         **limits: int | bool,
     ) -> None:
         limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 4096} | limits
         self.config = SchedulerConfig(**limits)
         self.space = KeySpace(layout=layout, kv_dtype="bf16", model="tiny")
+        num_homes = layout.num_pools if most_local_units else 1
         self.cache = CacheManager(
-            layout, blocks_per_pool=blocks_per_pool, enable_prefix_caching=enable_prefix_caching
+            layout,
+            blocks_per_pool=blocks_per_pool,
+            enable_prefix_caching=enable_prefix_caching,
+            placement=Elastic(num_homes=num_homes, most_units=most_local_units),
+            num_homes=num_homes,
+            most_local_units=most_local_units,
         )
         self.scheduler = Scheduler(self.config, self.cache)
         self.ranks = FakeRanks(layout, blocks_per_pool)
@@ -209,8 +217,9 @@ class Bench:
         return scheduled
 
     def drain(self) -> int:
-        """Runs until all have finished. The oldest moves in each step, so there is a bound."""
+        """Runs until all have finished. The oldest moves whenever it is its turn: there is a bound."""
         bound = sum(len(s.tokens) + self.wanted[i] for i, s in self.states.items())
+        bound *= self.config.spread_every
         steps = 0
         while self.states:
             assert steps < bound, "no progress"
@@ -312,6 +321,25 @@ def test_a_request_that_can_never_run_is_the_engines_mistake() -> None:
     bench = Bench(layout_of(block_size=4, dcp_size=2), blocks_per_pool=2)
     with pytest.raises(AssertionError, match="can never run"):
         bench.add(range(16), new=1)
+
+
+def test_rows_for_which_ranks_meet_go_together_in_every_third_step() -> None:
+    bench = Bench(
+        layout_of(block_size=16, dcp_size=2), blocks_per_pool=64, most_local_units=2, spread_every=3
+    )
+    spread = bench.add([i % 5 for i in range(50)], new=6)
+    local = bench.add(range(6), new=12)
+    rows = []
+    for _ in range(9):
+        scheduled = bench.step()
+        rows.append([row.request_id for row in scheduled.step.rows])
+        assert scheduled.num_spread == (spread.request_id in rows[-1])
+    both, alone = [spread.request_id, local.request_id], [local.request_id]
+    assert rows == [both, alone, alone] * 3
+    bench.abort(local.request_id)
+    for _ in range(3):  # with nobody else to run they need not wait
+        assert [row.request_id for row in bench.step().step.rows] == [spread.request_id]
+    assert not bench.states
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
@@ -550,6 +578,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.sampled_from([1, 3, 4]),
         caching=st.booleans(),
         chunked=st.booleans(),
+        most_local_units=st.sampled_from([0, 3, 8]),
+        spread_every=st.sampled_from([1, 3]),
     )
     def begin(
         self,
@@ -560,6 +590,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         caching: bool,
         chunked: bool,
+        most_local_units: int,
+        spread_every: int,
     ) -> None:
         block_size, interleave = sizes
         self.bench = Bench(
@@ -570,6 +602,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=budget if chunked else 48,
             max_model_len=48,
             enable_chunked_prefill=chunked,
+            most_local_units=most_local_units,
+            spread_every=spread_every,
         )
         self.under_way: Step | None = None
 

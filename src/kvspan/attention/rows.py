@@ -3,12 +3,14 @@
 Every coordinate works on its own rows through the whole network. A row has a **reach**: how far its
 query travels, and who exchanges what it sees.
 
-    local     all its keys are at its coordinate: with W = 1, and of a request whose blocks all are
+    local     all its keys are at its home: with W = 1, and of a request whose blocks all are
     spread    its keys are all over the DCP group: its query goes to every coordinate of it
 
 New keys of rows that others may ask too are gathered over the coordinates, in their order, before the
 cache is written; those of a request that has one coordinate for a home stay there. One coordinate is an
-ordinary value.
+ordinary value. A home may also be a rank of the group (`RowGroups.home` is then that rank alone): it
+makes the queries and the output of its local rows for all heads of the group, and nobody else has to do
+with them.
 """
 
 from collections.abc import Sequence
@@ -19,11 +21,12 @@ from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kvspan.attention.exchange import Exchange, make_exchange
 from kvspan.comm.group import Group, Piece, World
 from kvspan.comm.local import solo
-from kvspan.topology import Span, Topology
+from kvspan.topology import Span, Topology, cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +36,27 @@ class RowGroups:
     Args:
         pcp: ranks with the same weights that work on other rows, in order of their coordinate.
         columns: ranks that share the query columns of the same rows: a part of the DCP group.
+        home: those of them that share the columns of local rows: all, or a rank that is a home itself.
     """
 
     pcp: Group
     columns: Group
+    home: Group
 
     @classmethod
-    def of(cls, world: World, topology: Topology, dcp: Group) -> Self:
+    def of(cls, world: World, topology: Topology, dcp: Group, *, ranks_are_homes: bool) -> Self:
         """This rank's; a collective, since groups are made.
 
         Args:
             world: all ranks.
             topology: the grid of ranks.
             dcp: the DCP group, which `columns` mostly is.
+            ranks_are_homes: whether each rank is a home of its own.
         """
         same = topology.column_groups() == topology.dcp_groups()
-        return cls(
-            pcp=world.group(topology.pcp_groups()),
-            columns=dcp if same else world.group(topology.column_groups()),
-        )
+        pcp = world.group(topology.pcp_groups())
+        columns = dcp if same else world.group(topology.column_groups())
+        return cls(pcp=pcp, columns=columns, home=solo() if ranks_are_homes else columns)
 
 
 def gather_rows(group: Group, sizes: Sequence[int], *tensors: Tensor) -> list[Tensor]:
@@ -83,24 +88,49 @@ class Reach:
     Args:
         group: ranks over which their queries are gathered.
         exchange: how partial results meet.
+        slices: of the flattened head-by-dim axis, what each rank that shares its columns ends with.
+        own: this rank's place among them.
     """
 
     group: Group
     exchange: Exchange
+    slices: tuple[Span, ...]
+    own: int
+
+    @property
+    def slice(self) -> Span:
+        """What this rank ends with."""
+        return self.slices[self.own]
 
 
-def make_reaches(name: str, groups: RowGroups, dcp: Group) -> tuple[Reach, Reach]:
-    """The reaches of rows: spread, and local.
+def make_reaches(name: str, groups: RowGroups, dcp: Group, *, width: int) -> tuple[Reach, Reach]:
+    """The reaches of rows: spread, and local. What is kept for local rows is enough for all.
 
     Args:
         name: the exchange, `a2a` or `ag_rs`.
         groups: who works on other rows, and who on the same.
         dcp: ranks that share sequences.
+        width: of the flattened head-by-dim axis of the group's output.
     """
-    return (
-        Reach(groups.pcp, make_exchange(name, dcp)),
-        Reach(solo(), make_exchange(name, groups.columns)),
-    )
+
+    def reach(over: Group, exchanging: Group, sharing: Group) -> Reach:
+        slices = tuple(cuts(width, parts=sharing.size))
+        return Reach(over, make_exchange(name, exchanging), slices, sharing.rank)
+
+    return reach(groups.pcp, dcp, groups.columns), reach(solo(), groups.home, groups.home)
+
+
+def widened(x: Tensor, columns: Span, kept: Span) -> Tensor:
+    """[n, columns] -> [n, kept]: zeros where others have something.
+
+    Args:
+        x: some columns.
+        columns: which they are.
+        kept: columns that hold them.
+    """
+    if columns == kept:
+        return x  # as in every layout but those with a rank for a home; what is spared is a copy
+    return pad(x, (columns.start - kept.start, kept.stop - columns.stop))
 
 
 @lru_cache(maxsize=256)

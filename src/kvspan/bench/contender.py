@@ -105,9 +105,9 @@ class Contender:
         draw = np.random.default_rng(seed)
         size = (case.batch, case.context)
         self._prompts = draw.integers(0, self.resolved.model_config.vocab_size, size).tolist()
-        for index, prompt in enumerate(self._prompts):
-            fill = self.core.pretend(prompt, seed=seed + index)
-            assert fill is not None, "there was room"
+        fills = self.core.pretend(self._prompts, seed=seed)
+        assert fills is not None, "there was room"
+        for fill in fills:
             self._executor.fill(fill)
 
     def compute(self, prompt: list[int]) -> float:

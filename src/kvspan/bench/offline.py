@@ -126,6 +126,7 @@ class _Replay:
                 kv_used=1 - self._core.free_tokens / self._core.plan.tokens_total,
                 prefill_tokens=after.prefill_tokens - before.prefill_tokens,
                 output_tokens=after.output_tokens - before.output_tokens,
+                exchanged=after.exchange_steps > before.exchange_steps,
             )
         )
         self._take(events, now_s)

@@ -80,6 +80,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         kv_used: share of the KV cache that requests held, 0..1; None = nobody said.
         prefill_tokens: tokens of prompts that were computed; None = nobody said.
         output_tokens: tokens that were sampled; None = nobody said.
+        exchanged: whether it had rows of requests that lie on several ranks; None = nobody said.
     """
 
     start_s: float
@@ -88,6 +89,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     kv_used: float | None = None
     prefill_tokens: int | None = None
     output_tokens: int | None = None
+    exchanged: bool | None = None
 
 
 class Observed(msgspec.Struct, kw_only=True):

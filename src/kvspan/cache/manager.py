@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvspan.cache.placement import Placed, Placement, round_robin
+from kvspan.cache.placement import Placed, Placement, home_of, round_robin
 from kvspan.cache.pool import BlockPools
 from kvspan.cache.prefix import UnitKeys
 from kvspan.layout import CacheLayout
@@ -29,6 +29,7 @@ class Allocation:
         num_hit_tokens: tokens at its beginning that need not be computed.
         num_keyed_units: units at its beginning that have been offered to others.
         placed: on which pools they lie.
+        home: that has them all; None = several have some, or nothing is divided into homes.
     """
 
     units: list[int]
@@ -36,6 +37,7 @@ class Allocation:
     num_hit_tokens: int
     num_keyed_units: int
     placed: Placed
+    home: int | None = None
 
 
 class CacheManager:
@@ -46,6 +48,8 @@ class CacheManager:
         blocks_per_pool: blocks of each rank.
         enable_prefix_caching: whether requests may share the units of equal prefixes.
         placement: where units go; with one pool (interleave < block size) there is no choice.
+        num_homes: into which the group is divided; 1 = it is not.
+        most_local_units: units of a request that its placement would keep on one home.
     """
 
     def __init__(
@@ -55,10 +59,15 @@ class CacheManager:
         blocks_per_pool: int,
         enable_prefix_caching: bool = True,
         placement: Placement = round_robin,
+        num_homes: int = 1,
+        most_local_units: int = 0,
     ) -> None:
         self.layout = layout
         self._enable_prefix_caching = enable_prefix_caching
         self._placement = placement
+        self._num_homes, self._most_local_units = num_homes, most_local_units
+        self.num_spills = 0
+        """Requests that left their home before they were long, because it was full."""
         self._pools = BlockPools(num_pools=layout.num_pools, blocks_per_pool=blocks_per_pool)
         self._held: dict[int, Allocation] = {}
 
@@ -98,6 +107,10 @@ class CacheManager:
         """Requests that hold units."""
         return frozenset(self._held)
 
+    def spans(self, held: Allocation) -> bool:
+        """Whether ranks have to meet for a request: some of its tokens are on one, some on another."""
+        return self.layout.dcp_size > 1 and held.home is None
+
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of `num_tokens` tokens, output included, can ever be held.
 
@@ -126,6 +139,7 @@ class CacheManager:
         placed = Placed()
         placed.add([self._pools.pool_of(unit) for unit in hits])
         held = Allocation(hits, keys, len(hits) * self.layout.unit_tokens, len(hits), placed)
+        held.home = self._home(placed)
         self._extend(held, num_fresh)
         self._held[request_id] = held
         return held
@@ -190,6 +204,9 @@ class CacheManager:
         for request_id, held in self._held.items():
             assert len(set(held.units)) == len(held.units), f"request {request_id} has a unit twice"
             assert held.num_keyed_units <= len(held.units), f"request {request_id} has keys too many"
+            pools = {self._pools.pool_of(unit) for unit in held.units}
+            assert held.placed.pools == pools, f"request {request_id} lies elsewhere"
+            assert held.home == self._home(held.placed), f"request {request_id} has another home"
             for index, unit in enumerate(held.units):
                 key = self._pools.key_of(unit)
                 known = index < held.num_keyed_units and key == held.keys.key(index)
@@ -213,5 +230,12 @@ class CacheManager:
             return
         free = self._pools.num_free_by_pool
         pools = self._placement(free, num_units=num_units, placed=held.placed)
+        was_local = held.home is not None or not held.placed.num_units
         held.units.extend(self._pools.take(pool) for pool in pools)
         held.placed.add(pools)
+        held.home = self._home(held.placed)
+        is_short = len(held.units) <= self._most_local_units
+        self.num_spills += was_local and is_short and held.home is None
+
+    def _home(self, placed: Placed) -> int | None:
+        return home_of(placed.pools, num_pools=self.layout.num_pools, num_homes=self._num_homes)

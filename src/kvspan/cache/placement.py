@@ -8,7 +8,7 @@ mid-life of a request without moving anything:
                 past a threshold, or when its home is full, its further units are spread
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -47,6 +47,21 @@ class Placement(Protocol):
             placed: what of the request lies where already.
         """
         ...
+
+
+def home_of(pools: Collection[int], *, num_pools: int, num_homes: int) -> int | None:
+    """The home that has all keys of a request.
+
+    Args:
+        pools: that have any of its units.
+        num_pools: of the DCP group; pool `i` is of home `i % num_homes`.
+        num_homes: into which the group is divided; 1 = it is not.
+
+    Returns:
+        None where several have some, where all have all of them (W = 1), and where there is one anyway.
+    """
+    homes = {pool % num_homes for pool in pools}
+    return homes.pop() if len(homes) == 1 and min(num_pools, num_homes) > 1 else None
 
 
 def round_robin(num_free: Sequence[int], *, num_units: int, placed: Placed) -> list[int]:

@@ -6,6 +6,7 @@ from types import ModuleType
 
 SUBJECTS = {
     "decode": "steady-state decoding with the whole engine, by context, batch and layout",
+    "elastic": "a span for each request beside replicas and a span for all: by context, under traffic",
     "exchange": "collectives between ranks of this host, over shared memory and gloo",
     "serve": "a trace replayed against a server, or on an engine of this process",
     "sweep": "a trace replayed by layout and concurrency: tables and the Pareto front",

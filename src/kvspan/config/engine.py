@@ -141,7 +141,7 @@ class EngineConfig:
     dcp_mode: str = option(
         choice("static", "elastic"),
         "static",
-        "whether every request spans its DCP group, or only long ones (needs -pcp)",
+        "whether every request spans its DCP group, or only long ones",
         _PARALLELISM,
     )
     dcp_span_threshold: int | None = option(

@@ -30,7 +30,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         device: `cpu` or `cuda`.
         dtype: of weights and activations: `bfloat16`, `float16` or `float32`.
         kv_dtype: of cached keys and values, likewise, or `fp8_e4m3` or `int8`.
-        span_threshold: tokens up to which a request stays on one PCP coordinate; 0 = it never does.
+        span_threshold: tokens up to which a request stays on its home; 0 = it never does.
+        spread_every: rows of requests on several ranks run in every so many steps, if there are others.
         prefill_strategy: what travels for cached context, `allgather_q`, `allgather_kv` or
             `fewest_bytes`, which is either, sequence by sequence.
         workspace_tokens: cached tokens that a rank gathers, or expands to keys and values, at once;
@@ -70,6 +71,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     kv_dtype: str
     span_threshold: int
+    spread_every: int
     prefill_strategy: str
     workspace_tokens: int
     max_model_len: int
@@ -92,6 +94,16 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     def topology(self) -> Topology:
         """The grid of ranks."""
         return Topology(tp_size=self.tp_size, dcp_size=self.dcp_size, pcp_size=self.pcp_size)
+
+    @property
+    def ranks_are_homes(self) -> bool:
+        """Whether each rank of a DCP group is a home, as where no PCP coordinates are."""
+        return self.span_threshold > 0 and self.pcp_size == 1 < self.dcp_size
+
+    @property
+    def num_homes(self) -> int:
+        """Homes of a DCP group: PCP coordinates, or its ranks; 1 = it is not divided."""
+        return self.dcp_size if self.ranks_are_homes else self.pcp_size
 
     @property
     def cache_layout(self) -> CacheLayout:

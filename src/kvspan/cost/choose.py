@@ -15,7 +15,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES, KV_DTYPE_BYTES
 from kvspan.cost.choice import Choice
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
-from kvspan.cost.span import STATIC, choose_span
+from kvspan.cost.span import STATIC, choose_span, choose_spread_every, queries_at_home
 from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
@@ -87,6 +87,7 @@ def resolve(
         dtype=chosen.dtype.value,
         kv_dtype=chosen.kv_dtype.value,
         span_threshold=chosen.span_threshold.value,
+        spread_every=chosen.spread_every.value,
         prefill_strategy=chosen.prefill_strategy.value,
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         max_model_len=chosen.max_model_len.value,
@@ -115,6 +116,7 @@ class _Choices:
     exchange: Choice[str]
     replicate_q: Choice[bool]
     span_threshold: Choice[int]
+    spread_every: Choice[int]
     prefill_strategy: Choice[str]
     device: Choice[str]
     comm: Choice[str]
@@ -139,7 +141,9 @@ def _choose(
     dtype = _choose_dtype(asked, model, device.value)
     dtype_bytes = DTYPE_BYTES[dtype.value]
     exchange = _choose_exchange(asked, model, topology, dtype_bytes)
-    replicate_q = _choose_replicate_q(asked, model, topology, mode, dtype_bytes)
+    replicate_q = queries_at_home(asked, model, topology, dtype_bytes) or _choose_replicate_q(
+        asked, model, topology, mode, dtype_bytes
+    )
     max_model_len = _choose_max_model_len(asked, model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
     interleave = _choose_interleave(asked, topology)
@@ -156,6 +160,14 @@ def _choose(
             comm=comm.value,
             device=device.value,
             kv_dtype_bytes=KV_DTYPE_BYTES[kv_dtype.value],
+        ),
+        spread_every=choose_spread_every(
+            asked,
+            model,
+            topology,
+            comm=comm.value,
+            device=device.value,
+            dtype_bytes=dtype_bytes,
         ),
         prefill_strategy=choose_prefill(
             asked,

@@ -8,8 +8,10 @@ The threshold is where both weigh the same:
 
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig
+from kvspan.config.sizes import format_bytes
 from kvspan.cost.choice import Choice
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.weights import active_params, copies_at_home
 from kvspan.errors import ConfigError
 from kvspan.topology import Topology
 
@@ -18,6 +20,8 @@ STATIC, ELASTIC = "static", "elastic"
 EXCHANGE_S = {"shm": 12e-6, "gloo": 1e-3, "nccl": 20e-6}
 """Seconds of merging 16 KiB of partials at 2 ranks: the first two as measured (docs/results/cpu.md); for
 NCCL on NVLink about what `data/hardware.json` has for small collectives."""
+MOST_WAIT = 0.5
+"""Of the time of a step with an exchange, that spread rows may wait for steps without one."""
 BANDWIDTH_BYTES_S = {"cpu": 24e9, "cuda": 3.35e12}
 """Bytes a rank reads in a second: one core of docs/results/cpu.md, an H100 by its data sheet."""
 
@@ -44,7 +48,7 @@ def choose_span(
         kv_dtype_bytes: bytes of a cached element.
 
     Raises:
-        ConfigError: the layout has no homes.
+        ConfigError: requests cannot be kept at home in the layout.
     """
     if asked.dcp_mode == STATIC:
         return Choice(0)
@@ -54,7 +58,7 @@ def choose_span(
     w = topology.dcp_size
     token_bytes = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=kv_dtype_bytes)
     saved_s = token_bytes / model.num_layers * (1 - 1 / w) / BANDWIDTH_BYTES_S[device]
-    threshold = int(EXCHANGE_S[comm] / saved_s)
+    threshold = max(int(EXCHANGE_S[comm] / saved_s), 1)
     return Choice(
         threshold,
         f"an exchange over {comm} takes about {EXCHANGE_S[comm] * 1e6:.0f} us a layer, in which a rank "
@@ -62,13 +66,84 @@ def choose_span(
     )
 
 
-def _check_homes(topology: Topology, *, interleave: int, block_size: int) -> None:
-    p, w = topology.pcp_size, topology.dcp_size
-    if p == 1 or w == 1:
+def choose_spread_every(
+    asked: EngineConfig,
+    model: ModelConfig,
+    topology: Topology,
+    *,
+    comm: str,
+    device: str,
+    dtype_bytes: int,
+) -> Choice[int]:
+    """In every how many steps rows run for which ranks meet, while there are others.
+
+    An exchange costs a step about the same for one row as for all, so what local rows save grows with
+    the steps that have none. Spread rows wait for them, by half of their own step's time at the most:
+
+        plain steps in between <= MOST_WAIT * step with an exchange / plain step
+
+    Args:
+        asked: options.
+        model: sizes.
+        topology: a legal layout.
+        comm: transport of collectives.
+        device: `cpu` or `cuda`.
+        dtype_bytes: of an element of the weights.
+    """
+    if asked.dcp_mode == STATIC:
+        return Choice(1)
+    meetings = 2 if topology.pcp_size > 1 else 1  # coordinates also hand keys and queries round
+    plain_s = active_params(model) * dtype_bytes / topology.tp_size / BANDWIDTH_BYTES_S[device]
+    met_s = plain_s + meetings * model.num_layers * EXCHANGE_S[comm]
+    every = 1 + int(MOST_WAIT * met_s / plain_s)
+    return Choice(
+        every,
+        f"a step that reads all weights takes about {plain_s * 1e3:.1f} ms, and {met_s * 1e3:.1f} ms "
+        f"with an exchange over {comm} in each layer.",
+    )
+
+
+def queries_at_home(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
+) -> Choice[bool] | None:
+    """Whether each rank projects all queries of its DCP group: where each is a home, it has to.
+
+    Args:
+        asked: options.
+        model: sizes.
+        topology: a legal layout.
+        dtype_bytes: of an element of the weights.
+
+    Returns:
+        None where ranks are no homes.
+
+    Raises:
+        ConfigError: they are, and were to keep parts of the queries.
+    """
+    if asked.dcp_mode == STATIC or topology.pcp_size > 1 or topology.dcp_size == 1:
+        return None
+    if asked.dcp_q_replicate == "off":
         raise ConfigError(
-            "--dcp-mode elastic needs homes, which are PCP coordinates that share a cache, and this "
-            f"layout has --prefill-context-parallel-size {p} and --decode-context-parallel-size {w}: "
-            f"use e.g. -tp {topology.tp_size} -pcp 2 -dcp 2, or --dcp-mode static."
+            "--dcp-q-replicate off leaves a rank a part of the query weights, and with --dcp-mode "
+            f"elastic each of the {topology.dcp_size} ranks of a DCP group is a home that makes all "
+            "queries of its requests: leave it out, or make homes of coordinates with e.g. "
+            f"-pcp {topology.dcp_size} -dcp {topology.dcp_size}."
+        )
+    size = format_bytes(copies_at_home(model, topology) * dtype_bytes)
+    why = (
+        "a rank makes all queries and outputs of the requests whose home it is; the copies of their "
+        f"weights are {size} of it."
+    )
+    return Choice(True, why if asked.dcp_q_replicate == "auto" else None)
+
+
+def _check_homes(topology: Topology, *, interleave: int, block_size: int) -> None:
+    p, t = topology.pcp_size, topology.tp_size
+    if topology.dcp_size == 1:
+        ranks = f"-tp {t} -pcp {p} -dcp {p}" if p > 1 else f"-tp {max(t, 2)} -dcp {max(t, 2)}"
+        raise ConfigError(
+            "--dcp-mode elastic lets long requests span ranks that share a cache, and this layout has "
+            f"--decode-context-parallel-size 1: use e.g. {ranks}, or --dcp-mode static."
         )
     if interleave != block_size:
         raise ConfigError(

@@ -132,6 +132,7 @@ def rank_weights(
     replicate_q: bool,
     dtypes: WeightDtypes,
     expert_parallel: bool = False,
+    ranks_are_homes: bool = False,
 ) -> RankWeights:
     """What a rank keeps; pieces differ by a unit at the most, and the largest counts.
 
@@ -141,9 +142,16 @@ def rank_weights(
         replicate_q: whether each rank projects all queries of its DCP group.
         dtypes: how they are stored.
         expert_parallel: whether ranks keep whole experts.
+        ranks_are_homes: whether each rank of a DCP group makes queries and outputs of its own requests.
     """
     t, hidden = topology.tp_size, model.hidden_size
-    attention, absorb = _attention(model, topology, replicate_q=replicate_q, dtype=dtypes.linear)
+    attention, absorb = _attention(
+        model,
+        topology,
+        replicate_q=replicate_q or ranks_are_homes,
+        whole_output=ranks_are_homes,
+        dtype=dtypes.linear,
+    )
     moe = model.moe
     num_expert_layers = len(moe.layers) if moe is not None else 0
     vocab = Matrix(_piece(model.vocab_size, t) * hidden, dtypes.ends)
@@ -162,6 +170,22 @@ def rank_weights(
     )
 
 
+def copies_at_home(model: ModelConfig, topology: Topology) -> int:
+    """Elements that a rank keeps beyond its part because it is a home: of queries and of the output.
+
+    Args:
+        model: sizes.
+        topology: a legal layout.
+    """
+    own, whole = (
+        rank_weights(
+            model, topology, replicate_q=False, dtypes=WeightDtypes(), ranks_are_homes=ranks_are_homes
+        )
+        for ranks_are_homes in (False, True)
+    )
+    return model.num_layers * (_params(whole.attention) - _params(own.attention))
+
+
 def active_params(model: ModelConfig) -> int:
     """Elements that one row multiplies on its way through the whole model, one copy of everything."""
     whole = rank_weights(model, Topology(), replicate_q=False, dtypes=WeightDtypes())
@@ -174,13 +198,13 @@ def active_params(model: ModelConfig) -> int:
 
 
 def _attention(
-    model: ModelConfig, topology: Topology, *, replicate_q: bool, dtype: str
+    model: ModelConfig, topology: Topology, *, replicate_q: bool, whole_output: bool, dtype: str
 ) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
     """A layer's projections, and of latent attention what makes keys and values."""
     hidden, dims = model.hidden_size, model.head_dims
     heads = topology.query_heads(0, model.heads).size
     query = _piece(heads * dims.query, 1 if replicate_q else topology.dcp_size)
-    out = Matrix(_piece(heads * dims.out, topology.dcp_size) * hidden, dtype)
+    out = Matrix(_piece(heads * dims.out, 1 if whole_output else topology.dcp_size) * hidden, dtype)
     if model.mla is None:
         kv = topology.kv_heads(0, model.heads).size * dims.cached
         return (Matrix((query + kv) * hidden, dtype), out), ()

@@ -24,8 +24,7 @@ from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import CountedTokens, Executor, Fill, TokenLog
-from kvspan.worker.share import home_of
+from kvspan.step import CountedTokens, Executor, Fill, Row, TokenLog
 
 
 class EngineCore:
@@ -56,11 +55,11 @@ class EngineCore:
             layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
         self._travel = ContextTravel(resolved)
+        self.stats = EngineStats()
         self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
         self._dead: str | None = None
-        self.stats = EngineStats()
 
     @property
     def has_work(self) -> bool:
@@ -151,28 +150,34 @@ class EngineCore:
         check_length(self.resolved, num_tokens)
         return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
 
-    def pretend(self, prompt: Sequence[int], *, seed: int) -> Fill | None:
-        """Counts a prompt as computed, so that a request with it hits it as a prefix.
+    def pretend(self, prompts: Sequence[Sequence[int]], *, seed: int) -> list[Fill] | None:
+        """Counts prompts as computed, so that a request with one of them hits it as a prefix.
 
-        For measurements: the keys and values of its full units have to be made up, and are to stay in
-        the cache until the request comes, so the pools must not be full.
+        For measurements: the keys and values of their full units have to be made up, and are to stay in
+        the cache until the requests come, so the pools must not be full. Until all are placed none is
+        freed, so that they lie as those of requests that run side by side.
 
         Args:
-            prompt: token ids of a prompt that has not been seen.
-            seed: of what ranks make up.
+            prompts: token ids of prompts that have not been seen.
+            seed: of what ranks make up, one higher for each.
 
         Returns:
-            What they have to fill; None, and nothing has changed, when the pools have no room for it.
+            What they have to fill; None, and nothing has changed, when the pools have no room for them.
         """
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        keys = self._keys.keys(prompt)
-        held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
-        if held is None:
-            return None
-        units = tuple(held.units)
-        self._cache.register(request_id, num_computed_tokens=len(prompt))
-        self._cache.free(request_id)
-        return Fill(units, len(prompt), seed)
+        placed: list[tuple[int, Fill]] = []
+        for number, prompt in enumerate(prompts):
+            request_id, self._next_id = self._next_id, self._next_id + 1
+            keys = self._keys.keys(prompt)
+            held = self._cache.allocate(request_id, keys, num_tokens=len(prompt), max_hit_tokens=0)
+            if held is None:
+                break
+            placed.append((request_id, Fill(tuple(held.units), len(prompt), seed + number)))
+        fits = len(placed) == len(prompts)
+        for request_id, fill in placed:
+            if fits:
+                self._cache.register(request_id, num_computed_tokens=fill.num_tokens)
+            self._cache.free(request_id)
+        return [fill for _, fill in placed] if fits else None
 
     def end(self, request_id: int) -> None:
         """Ends a request from outside, at any moment; its blocks are free at once."""
@@ -235,13 +240,17 @@ class EngineCore:
             blocks_per_pool=self.plan.blocks_per_rank,
             enable_prefix_caching=resolved.enable_prefix_caching,
             placement=_placement(resolved),
+            num_homes=resolved.num_homes,
+            most_local_units=resolved.cache_layout.num_units(resolved.span_threshold),
         )
+        self._spills_before = self.stats.spills
         self._scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=resolved.max_num_seqs,
                 max_num_batched_tokens=resolved.max_num_batched_tokens,
                 max_model_len=resolved.max_model_len,
                 enable_chunked_prefill=resolved.enable_chunked_prefill,
+                spread_every=resolved.spread_every,
             ),
             self._cache,
         )
@@ -352,7 +361,7 @@ class EngineCore:
         ]
         admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
-        travelled = self._travel.of(scheduled.step.rows, self._home)
+        travelled = self._travel.of(self._spread(scheduled.step.rows))
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
@@ -365,16 +374,15 @@ class EngineCore:
             kv_gather_bytes=old.kv_gather_bytes + travelled.key_bytes,
             q_gathers=old.q_gathers + travelled.num_queries,
             q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
+            exchange_steps=old.exchange_steps + (scheduled.num_spread > 0),
+            spills=self._spills_before + self._cache.num_spills,
         )
 
-    def _home(self, request_id: int) -> int | None:
-        """The coordinate that has all keys of a request; None = several have some, or it has gone."""
-        state = self._states.get(request_id)
-        if state is None or state.allocation is None or not self.resolved.span_threshold:
-            return None
-        pools = {unit // self.plan.blocks_per_rank for unit in state.allocation.units}
-        num_pools = self.resolved.cache_layout.num_pools
-        return home_of(pools, num_pools=num_pools, pcp_size=self.resolved.pcp_size)
+    def _spread(self, rows: Sequence[Row]) -> list[Row]:
+        """Those rows of requests whose keys several ranks have."""
+        states = [self._states.get(row.request_id) for row in rows]
+        held = [None if state is None else state.allocation for state in states]
+        return [row for row, each in zip(rows, held, strict=True) if each is None or each.home is None]
 
 
 def _placement(resolved: Resolved) -> Placement:
@@ -382,7 +390,7 @@ def _placement(resolved: Resolved) -> Placement:
     if not resolved.span_threshold:
         return round_robin
     most_units = resolved.cache_layout.num_units(resolved.span_threshold)
-    return Elastic(num_homes=resolved.pcp_size, most_units=most_units)
+    return Elastic(num_homes=resolved.num_homes, most_units=most_units)
 
 
 def stream_seed(*parts: int) -> int:

@@ -52,6 +52,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         kv_gather_bytes: that a rank sent for that, over all layers.
         q_gathers: pieces of prompts that went to their cached context, as queries.
         q_gather_bytes: that a rank sent for that, their partial results included.
+        exchange_steps: steps with a row of a request that lies on several ranks: ranks met in attention.
+        spills: requests that left their home before they were long, because it was full.
     """
 
     steps: int = 0
@@ -64,6 +66,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     kv_gather_bytes: int = 0
     q_gathers: int = 0
     q_gather_bytes: int = 0
+    exchange_steps: int = 0
+    spills: int = 0
 
 
 class EngineLoad(msgspec.Struct, frozen=True, array_like=True):

@@ -117,6 +117,17 @@ class Meter:
             "replica",
             "strategy",
         )
+        self._steps = count(
+            "kvspan_steps_total",
+            "Steps of an engine: those in which ranks exchanged partial attention, and the others.",
+            "replica",
+            "exchange",
+        )
+        self._spills = count(
+            "kvspan_requests_spilled_total",
+            "Requests that left their home before they were long, because it was full.",
+            "replica",
+        )
         self._restarts = count(
             "kvspan_engine_restarts_total", "Times that ranks or an engine were restarted.", "replica"
         )
@@ -184,6 +195,9 @@ class Meter:
         ):
             self._contexts.set(number, replica, strategy)
             self._context_bytes.set(sent_bytes, replica, strategy)
+        self._steps.set(stats.exchange_steps, replica, "yes")
+        self._steps.set(stats.steps - stats.exchange_steps, replica, "no")
+        self._spills.set(stats.spills, replica)
 
     def profiled(self, replica: str, profile: Profiled) -> None:
         """A step's parts have been timed."""

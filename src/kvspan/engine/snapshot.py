@@ -52,6 +52,7 @@ class RequestView(msgspec.Struct, frozen=True):
         running: whether it holds blocks.
         num_preemptions: times that it began again.
         blocks_by_pool: blocks that it holds in each pool.
+        is_local: whether one home has all of them, and attends for it alone.
     """
 
     request_id: int
@@ -62,6 +63,7 @@ class RequestView(msgspec.Struct, frozen=True):
     running: bool
     num_preemptions: int
     blocks_by_pool: list[int]
+    is_local: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -109,6 +111,7 @@ def _request(state: SequenceState, blocks_by_pool: list[int]) -> RequestView:
         running=state.allocation is not None,
         num_preemptions=state.num_preemptions,
         blocks_by_pool=blocks_by_pool,
+        is_local=state.allocation is not None and state.allocation.home is not None,
     )
 
 

@@ -3,7 +3,7 @@
 Knows rows and bytes. Knows no tensors, and decides nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +52,13 @@ class ContextTravel:
         self._row_bytes = model.num_layers * row
         self._token_bytes = model.num_layers * bytes_of_token(model, topology, size)
 
-    def of(self, rows: Sequence[Row], home: Callable[[int], int | None]) -> Travelled:
+    def of(self, rows: Sequence[Row]) -> Travelled:
         """What travelled for those rows that are pieces of prompts with something before them.
 
         Args:
-            rows: of the step.
-            home: the coordinate that has all keys of a request, where nothing travels.
+            rows: of the step, without those of requests that have a home: there nothing travels.
         """
-        pieces = [r for r in rows if r.num_tokens > 1 and r.start and home(r.request_id) is None]
+        pieces = [r for r in rows if r.num_tokens > 1 and r.start]
         if not pieces:
             return Travelled()
         num_rows = np.array([row.num_tokens for row in pieces], np.int64)

@@ -19,6 +19,7 @@ from kvspan.layers.matmul import (
     packed_bytes,
     packing_isa,
 )
+from kvspan.layers.rows import among
 from kvspan.topology import Span
 
 
@@ -152,9 +153,23 @@ class RowLinear(Matrix):
         )
         self.group = group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, in_features of this rank] -> [R, out_features], the sum over the group."""
-        return self.group.all_reduce(self.product(x)).wait()
+    def forward(
+        self, x: Tensor, *, rows: slice | Tensor | None = None, num_rows: int | None = None
+    ) -> Tensor:
+        """The sum over the group.
+
+        Args:
+            x: [n, in_features of this rank].
+            rows: which of R rows they are, to the others of which this rank adds nothing; None = all.
+            num_rows: R.
+
+        Returns:
+            [R, out_features].
+        """
+        summand = self.product(x)
+        if rows is not None and num_rows is not None:
+            summand = among(num_rows, rows, summand, rest=self._added_bias)
+        return self.group.all_reduce(summand).wait()
 
     def summand(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""

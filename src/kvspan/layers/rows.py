@@ -163,6 +163,27 @@ def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> T
     return out
 
 
+def among(num_rows: int, rows: slice | Tensor, part: Tensor, *, rest: Tensor | None) -> Tensor:
+    """Rows put among others; copied unless they are all.
+
+    Args:
+        num_rows: R.
+        rows: which of them `part` is.
+        part: [n, size].
+        rest: [size], what the other rows are; None = zeros.
+
+    Returns:
+        [R, size].
+    """
+    if _are_all(rows, num_rows):
+        return part
+    out = part.new_zeros(num_rows, part.shape[1])
+    if rest is not None:
+        out += rest
+    out[rows] = part
+    return out
+
+
 def row_ops(x: Tensor) -> RowOps:
     """The fastest operators for rows like `x`."""
     native = _native_row_ops()

@@ -39,7 +39,9 @@ class Batch:
     Args:
         token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
         positions: [R] int64, place of each token in its sequence.
-        row_sizes: rows of each PCP coordinate whose keys are gathered; of R they are the first.
+        attending: which of them this rank attends for, n in all; the others have another rank for a
+            home. What comes below counts those.
+        row_sizes: rows of each PCP coordinate whose keys are gathered; of n they are the first.
         writes: which of the rows whose keys come here this rank stores, and where.
         asking: rows whose queries go to the keys: those that are spread, and those that are local.
         gathered: rows whose keys come to them, and what they see.
@@ -47,6 +49,7 @@ class Batch:
 
     token_ids: Tensor
     positions: Tensor
+    attending: slice | Tensor
     row_sizes: tuple[int, ...]
     writes: Writes
     asking: tuple["Asking", "Asking"]

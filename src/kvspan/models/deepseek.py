@@ -18,7 +18,8 @@ of the heads that the slice touches are exchanged whole; their values are made a
 the slice is cut.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from kvspan.attention.contract import KeyIndex
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
 from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches, widened
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
@@ -42,7 +43,7 @@ from kvspan.layers.rows import some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
-from kvspan.topology import Span, cuts, touched_heads
+from kvspan.topology import Span, touched_heads
 
 LATENT_EPS = 1e-6
 """Epsilon of the norms over latents: that of DeepSeek's code, whatever `rms_norm_eps` says."""
@@ -76,15 +77,13 @@ class LatentAttention(nn.Module):
         self.all_heads = Span(0, self.heads.size)
 
         self.rows = context.row_groups
-        columns = self.rows.columns
-        self.slices = tuple(cuts(self.heads.size * mla.value_dim, parts=columns.size))
-        touched = [touched_heads(its, mla.value_dim) for its in self.slices]
-        self.slice, self.touched = self.slices[columns.rank], touched[columns.rank]
-        self.inside = self.slice.shifted(-self.touched.start * mla.value_dim)
-        self.latent_slices = tuple(_columns(heads, rank) for heads in touched)
+        width = self.heads.size * mla.value_dim
+        self.reaches = make_reaches(context.exchange, self.rows, context.dcp, width=width)
+        self.cuts = tuple(LatentCut.of(reach, mla) for reach in self.reaches)
+        self.kept, self.spread = self.reaches[1].slice, self.cuts[0]
 
         self.queries = GroupQueries(
-            context, num_heads=self.heads.size, head_dim=config.head_dim, touched=touched
+            context, num_heads=self.heads.size, head_dim=config.head_dim, touched=self.spread.touched
         )
         part = self.queries.part.shifted(self.heads.start * config.head_dim)
         self.query = LatentQuery(config, mla, part, storage)
@@ -98,61 +97,65 @@ class LatentAttention(nn.Module):
         self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
         self.block_size, self.workspace_tokens = context.cache.block_size, context.workspace_tokens
         self.least_rows_to_expand = least_rows_to_expand(mla)
-        self.reaches = make_reaches(context.exchange, self.rows, context.dcp)
         self.own_heads = OwnHeads(
             context.kernel,
             self.store,
             context.dcp,
-            expand=lambda vectors: self._expand(vectors.transpose(0, 1), self.touched),
+            expand=lambda vectors: self._expand(vectors.transpose(0, 1), self.spread.own),
             value_dim=mla.value_dim,
             scale=config.softmax_scale,
         )
         self.out = RowLinear(
-            self.slice.size, hidden, bias=config.attention_bias, group=context.tp, storage=storage
+            self.kept.size, hidden, bias=config.attention_bias, group=context.tp, storage=storage
         )
 
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
+        num_rows = len(x)
+        x, rotation = some_rows(x, batch.attending), rotation.of(batch.attending)
         keys, projected = self._keys(x, rotation), self.query(x)
         (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
-        none = x.new_empty(0, self.slice.size)  # what a rank without rows ends with
+        none = x.new_empty(0, self.kept.size)  # what a rank without rows ends with
         attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
-        for reach, asking in zip(self.reaches, batch.asking, strict=True):
+        for reach, cut, asking in zip(self.reaches, self.cuts, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
                 query = self.queries.all_heads(some_rows(projected, rows))
                 query = self._rotated(query, rotation.of(rows))
-                attended.append((rows, self._over_shards(query, asking, reach)))
+                values = self._over_shards(query, asking, reach, cut)
+                attended.append((rows, widened(values, reach.slice, self.kept)))
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
             query = self.queries.own_heads(some_rows(projected, rows))
             query = self._rotated(query, rotation.of(rows))
-            values = self._gathered(query, keys[batch.gathered.keys], batch.gathered)
-            attended.append((rows, values.to(x.dtype)))
-        out: Tensor = self.out(together(len(x), attended))
+            values = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
+            attended.append((rows, widened(values, self.spread.slice, self.kept)))
+        attending = together(len(x), attended)
+        out: Tensor = self.out(attending, rows=batch.attending, num_rows=num_rows)
         return out
 
-    def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
+    def _over_shards(self, query: Tensor, asking: Asking, reach: Reach, cut: "LatentCut") -> Tensor:
         """Attention over keys that stay on their ranks.
 
         Args:
             query: [own rows, H / A, nope_dim + rope_dim].
             asking: whose they are, and what everybody's see here.
             reach: of the rows.
+            cut: of the reach.
 
         Returns:
             [own rows, columns of this rank's slice].
         """
         seen, own = self.store.seen(asking.keys), reach.group.rank
-        attended = query.new_empty(len(query), self.slice.size)
+        attended = query.new_empty(len(query), reach.slice.size)
         (query,) = gather_rows(reach.group, asking.sizes, query)
         borders = np.cumsum([0, *asking.sizes])
         sizes = np.diff(seen.index.row_starts)
         few = sizes < self.least_rows_to_expand
         for way, slices, finish, chosen in (
-            (self._absorbed, self.latent_slices, self._values_of, few),
-            (self._expanded, self.slices, _as_they_are, ~few),
+            (self._absorbed, cut.latent_slices, lambda latents: self._values_of(latents, cut), few),
+            (self._expanded, reach.slices, _as_they_are, ~few),
         ):
             if chosen.any():
                 places, index = seen.index.chosen(chosen)
@@ -168,7 +171,7 @@ class LatentAttention(nn.Module):
         """[n, columns of this rank's slice]: attention of the heads that it touches."""
         new = self.store.rounded(keys)
         values = self.own_heads.attend(query.to(new.dtype), new, plan).flatten(1)
-        return values[:, self.inside.start : self.inside.stop]
+        return self.spread.columns_of(values)
 
     def _absorbed(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partials of rows that ask the latents themselves: latents [n, H / A, kv_lora_rank]."""
@@ -179,12 +182,12 @@ class LatentAttention(nn.Module):
             asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
 
-    def _values_of(self, latents: Tensor) -> Tensor:
+    def _values_of(self, latents: Tensor, cut: "LatentCut") -> Tensor:
         """[n, touched heads * kv_lora_rank], merged -> [n, columns of this rank's slice]."""
-        latents = latents.view(len(latents), self.touched.size, self.mla.kv_lora_rank)
-        up_values = self._up()[1][self.touched.start : self.touched.stop]
-        values = torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1)
-        return values[:, self.inside.start : self.inside.stop]
+        heads = cut.own
+        latents = latents.view(len(latents), heads.size, self.mla.kv_lora_rank)
+        up_values = self._up()[1][heads.start : heads.stop]
+        return cut.columns_of(torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1))
 
     def _expanded(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partials of rows over keys and values made for them: values [n, H / A, value_dim]."""
@@ -287,7 +290,7 @@ class LatentAttention(nn.Module):
                 f"{ours}out",
                 (size, config.num_heads * mla.value_dim),
                 dim=1,
-                part=self.slice.shifted(heads.start * mla.value_dim),
+                part=self.kept.shifted(heads.start * mla.value_dim),
                 bias=bias,
             ),
         }
@@ -340,6 +343,42 @@ class LatentQuery(nn.Module):
 
     def _up_target(self, ours: str, shape: tuple[int, int]) -> Target:
         return sliced(f"{ours}up.weight", shape, dim=0, part=self.part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentCut:
+    """What latent attention needs to know of a reach's slices.
+
+    Args:
+        touched: for each rank that shares the columns, the heads of which its slice has a part.
+        latent_slices: the columns of those heads' latents, which travel whole.
+        own: the heads that this rank's slice touches.
+        slice: this rank's.
+        inside: the slice among the columns of those heads.
+    """
+
+    touched: tuple[Span, ...]
+    latent_slices: tuple[Span, ...]
+    own: Span
+    slice: Span
+    inside: Span
+
+    @classmethod
+    def of(cls, reach: Reach, mla: MlaConfig) -> Self:
+        """That of a reach."""
+        touched = tuple(touched_heads(its, mla.value_dim) for its in reach.slices)
+        own = touched[reach.own]
+        return cls(
+            touched=touched,
+            latent_slices=tuple(_columns(heads, mla.kv_lora_rank) for heads in touched),
+            own=own,
+            slice=reach.slice,
+            inside=reach.slice.shifted(-own.start * mla.value_dim),
+        )
+
+    def columns_of(self, values: Tensor) -> Tensor:
+        """[n, touched heads * value_dim] -> [n, columns of this rank's slice]."""
+        return values[:, self.inside.start : self.inside.stop]
 
 
 def _as_they_are(values: Tensor) -> Tensor:

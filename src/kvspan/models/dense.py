@@ -7,7 +7,8 @@
 Rows whose keys are gathered skip the exchange: see `attention.prefill`.
 
 Attention is split over A = T / (W / P) attention-TP ranks by head, and over the W ranks of a DCP group
-by sequence; a rank ends with its piece of the group's output, which is the input of its rows of `o`.
+by sequence; a rank ends with its piece of the group's output, which is the input of its rows of `o`. A
+rank that is a home keeps all of the group's `q` and `o`, and has its local rows' output whole.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from kvspan.attention.kv_store import KvStore
 from kvspan.attention.prefill import OwnHeads
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches, widened
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import ColumnLinear, RowLinear
 from kvspan.layers.norm import RMSNorm
@@ -27,7 +28,7 @@ from kvspan.layers.rows import some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
-from kvspan.topology import Span, cuts, touched_heads
+from kvspan.topology import Span, touched_heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,10 +76,10 @@ class DenseAttention(nn.Module):
         width = self.query_heads.size * dim
 
         self.rows = context.row_groups
-        columns = self.rows.columns
-        self.slices = tuple(cuts(width, parts=columns.size))
-        touched = [touched_heads(its, dim) for its in self.slices]
-        self.piece, self.touched = self.slices[columns.rank], touched[columns.rank]
+        self.reaches = make_reaches(context.exchange, self.rows, context.dcp, width=width)
+        spread, local = self.reaches
+        touched = [touched_heads(its, dim) for its in spread.slices]
+        self.piece, self.touched, self.kept = spread.slice, touched[spread.own], local.slice
         self.queries = GroupQueries(
             context, num_heads=self.query_heads.size, head_dim=dim, touched=touched
         )
@@ -92,7 +93,6 @@ class DenseAttention(nn.Module):
         self.kernel = context.kernel
         self.scale = config.softmax_scale
         self.store = KvStore(context.cache, num_kv_heads=self.kv_heads.size, head_dim=dim)
-        self.reaches = make_reaches(context.exchange, self.rows, context.dcp)
         self.own_kv = _shared_by(self.touched, self.query_heads.size // self.kv_heads.size)
         self.own_heads = OwnHeads(
             context.kernel,
@@ -103,23 +103,26 @@ class DenseAttention(nn.Module):
             scale=self.scale,
         )
         self.out = RowLinear(
-            self.piece.size, config.hidden_size, bias=traits.o_bias, group=context.tp, storage=storage
+            self.kept.size, config.hidden_size, bias=traits.o_bias, group=context.tp, storage=storage
         )
 
     def forward(self, x: Tensor, rotation: Rotation, batch: Batch) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
+        num_rows = len(x)
+        x, rotation = some_rows(x, batch.attending), rotation.of(batch.attending)
         projected, key, value = self._project(x)
         key = rotation.apply(self.k_norm(key))
         key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
-        none = x.new_empty(0, self.piece.size)  # what a rank without rows ends with
+        none = x.new_empty(0, self.kept.size)  # what a rank without rows ends with
         attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
         for reach, asking in zip(self.reaches, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
                 query = self.queries.all_heads(some_rows(projected, rows))
                 query = self._rotated(query, rotation.of(rows))
-                attended.append((rows, self._over_shards(query, asking, reach).to(x.dtype)))
+                values = self._over_shards(query, asking, reach).to(x.dtype)
+                attended.append((rows, widened(values, reach.slice, self.kept)))
         if batch.gathered.num_keys:
             rows, its = batch.gathered.rows, batch.gathered.keys
             query = self.queries.own_heads(some_rows(projected, rows))
@@ -127,8 +130,10 @@ class DenseAttention(nn.Module):
             new = self.store.rounded(key[its], value[its])
             values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
             start = self.piece.start - self.touched.start * self.config.head_dim
-            attended.append((rows, values[:, start : start + self.piece.size].to(x.dtype)))
-        out: Tensor = self.out(together(len(x), attended))
+            values = values[:, start : start + self.piece.size].to(x.dtype)
+            attended.append((rows, widened(values, self.piece, self.kept)))
+        attending = together(len(x), attended)
+        out: Tensor = self.out(attending, rows=batch.attending, num_rows=num_rows)
         return out
 
     def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
@@ -136,7 +141,7 @@ class DenseAttention(nn.Module):
         (query,) = gather_rows(reach.group, asking.sizes, query)
         seen = self.store.seen(asking.keys)
         partial, lse = self.kernel(query.to(seen.dtype), seen.keys, seen.values, seen.index, self.scale)
-        pieces = cut_pieces(asking.sizes, self.slices)
+        pieces = cut_pieces(asking.sizes, reach.slices)
         return reach.exchange.start(partial, lse, pieces).wait()
 
     def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +185,7 @@ class DenseAttention(nn.Module):
             f"{ours}out",
             (size, self.config.num_heads * dim),
             dim=1,
-            part=self.piece.shifted(first),
+            part=self.kept.shifted(first),
             bias=self.traits.o_bias,
         )
         if self.traits.qk_norm:

@@ -20,7 +20,7 @@ from kvspan.engine.core import EngineCore
 from kvspan.engine.events import Event
 from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
-from kvspan.step import RankReport, Sampled, Step, StepResult
+from kvspan.step import Executor, RankReport, Sampled, Step, StepResult
 from kvspan.trace.row import TraceRow
 
 
@@ -194,11 +194,21 @@ class Simulation:
         resolved: what runs.
         cost: of its steps.
         block_tokens: tokens that an id of the trace stands for.
+        clock: that the ranks move; None = one that begins here.
+        ranks: others than such as all attend for every row.
     """
 
-    def __init__(self, resolved: Resolved, cost: StepCost, *, block_tokens: int) -> None:
-        self.clock = VirtualClock()
-        self.core = EngineCore(resolved, SimulatedRanks(cost, self.clock))
+    def __init__(
+        self,
+        resolved: Resolved,
+        cost: StepCost,
+        *,
+        block_tokens: int,
+        clock: VirtualClock | None = None,
+        ranks: Executor | None = None,
+    ) -> None:
+        self.clock = clock or VirtualClock()
+        self.core = EngineCore(resolved, ranks or SimulatedRanks(cost, self.clock))
         self._block_tokens = block_tokens
         self._unit_tokens = resolved.cache_layout.unit_tokens
         self._params: dict[int, SamplingParams] = {}

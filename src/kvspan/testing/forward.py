@@ -13,6 +13,7 @@ from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
+from kvspan.cache.placement import home_of
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.model import parse_model_config
@@ -29,7 +30,7 @@ from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
-from kvspan.worker.share import Shares, home_of
+from kvspan.worker.share import Shares
 
 BLOCKS_PER_POOL = 256
 
@@ -50,6 +51,7 @@ class ForwardCase:
         kv_dtype: of the cache, if it is another.
         workspace_tokens: cached tokens that are gathered or expanded at once.
         random_pools: whether units go to pools at random, and not round them.
+        ranks_are_homes: whether a rank of a DCP group attends alone for rows whose keys it has all.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
         prefill_strategy: what travels for cached context.
     """
@@ -66,6 +68,7 @@ class ForwardCase:
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
     random_pools: bool = False
+    ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
 
     def __str__(self) -> str:
@@ -74,8 +77,13 @@ class ForwardCase:
         chunk = f"-chunk{self.chunk}" if self.chunk < 10_000 else ""
         rows = f"P{t.pcp_size}-" if t.pcp_size > 1 else ""
         placement = f"{rows}T{t.tp_size}-W{t.dcp_size}-B{self.block_size}-I{self.interleave}"
-        experts = "-ep" if self.expert_parallel else ""
+        experts = ("-ep" if self.expert_parallel else "") + ("-homes" if self.ranks_are_homes else "")
         return f"{placement}-{self.exchange}-{query}{experts}{chunk}-{self.prefill_strategy}"
+
+    @property
+    def num_homes(self) -> int:
+        """Homes of a DCP group."""
+        return self.topology.dcp_size if self.ranks_are_homes else self.topology.pcp_size
 
     @property
     def layout(self) -> CacheLayout:
@@ -128,7 +136,7 @@ def _rank(
     counting = CountingWorld(world)
     tp = counting.group(case.topology.tp_groups())
     dcp = counting.group(case.topology.dcp_groups())
-    row_groups = RowGroups.of(counting, case.topology, dcp)
+    row_groups = RowGroups.of(counting, case.topology, dcp, ranks_are_homes=case.ranks_are_homes)
     cpu = torch.device("cpu")
     dims = config.head_dims
     kv_dtype = case.kv_dtype or case.dtype
@@ -190,11 +198,18 @@ def _rank(
                 home_of(
                     mirrors[row.request_id].table.used_pools,
                     num_pools=case.layout.num_pools,
-                    pcp_size=case.topology.pcp_size,
+                    num_homes=case.num_homes,
                 )
                 for row in step.rows
             ]
-            shares = Shares.of(step.rows, homes, case.topology, world.rank, least_tokens=least)
+            shares = Shares.of(
+                step.rows,
+                homes,
+                case.topology,
+                world.rank,
+                num_homes=case.num_homes,
+                least_tokens=least,
+            )
             batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
             everything = np.ones(ends[-1], np.bool_)

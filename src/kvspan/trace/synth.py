@@ -64,7 +64,30 @@ PROFILES = {
         shared_blocks=4,
         source="input lengths as published for coding agents: median 67K, 53% over 64K, 18% under 8K, "
         "8% over 128K, 3-4% over 256K, up to 1M; output about 400. Turns and their growth are assumed.",
-    )
+    ),
+    "mixed": Profile(
+        input_quantiles=((0.0, 256), (0.7999, 2 * K), (0.8, 16 * K), (1.0, 32 * K)),
+        output_mean=400.0,
+        output_sigma=0.5,
+        turns_mean=1.0,
+        turn_growth=0,
+        turn_growth_share=0.0,
+        turn_gap_s=0.0,
+        shared_blocks=0,
+        source="made up to try a span for each request: 80% under 2K and 20% over 16K, single turns "
+        "that share nothing; output about 400.",
+    ),
+    "short": Profile(
+        input_quantiles=((0.0, 256), (1.0, 2 * K)),
+        output_mean=400.0,
+        output_sigma=0.5,
+        turns_mean=1.0,
+        turn_growth=0,
+        turn_growth_share=0.0,
+        turn_gap_s=0.0,
+        shared_blocks=0,
+        source="the short requests of mixed alone.",
+    ),
 }
 """Name -> profile."""
 

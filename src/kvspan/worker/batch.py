@@ -86,7 +86,7 @@ def build_batch(
         rule: which of them have their keys gathered.
         workspace: what keys are gathered in.
     """
-    device, own, keyed = workspace.device, shares.own_parts, shares.keyed_parts
+    device, keyed, through = workspace.device, shares.keyed_parts, shares.network_parts
     known = [mirrors[row.request_id] for row in rows]
     tables = [mirror.table for mirror in known]
     gathered = rule.gathers(
@@ -97,11 +97,12 @@ def build_batch(
         token_ids=_tensor(
             [
                 known[row].tokens.values[start : start + num_tokens]
-                for row, start, num_tokens in own.parts
+                for row, start, num_tokens in through.parts
             ],
             device,
         ),
-        positions=_tensor([own.position], device),
+        positions=_tensor([through.position], device),
+        attending=_attending(shares, device),
         row_sizes=shares.row_sizes,
         writes=_writes(
             JoinedTables(tables).slots(keyed.row, keyed.position), workspace.block_size, device
@@ -109,6 +110,13 @@ def build_batch(
         asking=_asking(shares, tables, gathered, device),
         gathered=_plan(rows, tables, gathered, shares, workspace),
     )
+
+
+def _attending(shares: Shares, device: torch.device) -> slice | torch.Tensor:
+    """Of the rows that this rank takes through the network, those that it attends for."""
+    if shares.network_parts is shares.own_parts:
+        return slice(0, shares.own_parts.num_tokens)
+    return _in_order(shares.places(shares.own_parts), device)
 
 
 def _asking(
@@ -121,7 +129,7 @@ def _asking(
     if not shares.is_spread:
         local, is_local, travelling = travelling[shares.own], does_travel, [[] for _ in travelling]
     else:
-        local, is_local = [*shares.staying[shares.own]], ~does_travel
+        local, is_local = [*shares.staying[shares.home]], ~does_travel
     spread = does_travel & ~is_local & ~gathered[own.row]
     return (
         Asking(

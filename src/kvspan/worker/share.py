@@ -1,14 +1,18 @@
-"""Which rows of a step each PCP coordinate works on. Pure; knows no tensors and no groups.
+"""Which rows of a step each rank works on. Pure; knows no tensors and no groups.
 
     a long row (P = 2)    0 0 0 1 1 1 1 1 1 0 0 0    2P chunks, dealt so that causal work balances
     decode, short rows    whole, to the coordinate that has least to do so far
-    a row with a home     whole, to the coordinate that has all its keys; nobody else hears of it
+    a row with a home     whole, to the home that has all its keys; nobody else attends for it
 
-Every rank computes the shares of all coordinates from the same global values, and so knows how much
-each of them brings to a collective. P = 1 is one coordinate that has everything.
+Where rows are shared out (P > 1) a home is a PCP coordinate, and its rows stay there through the whole
+network. Where they are not, it may be a rank of the DCP group (`num_homes`): all ranks take all rows
+through the network, and the home alone has to do with its rows in attention.
+
+Every rank computes the shares of all others from the same global values, and so knows how much each of
+them brings to a collective. P = 1 is one coordinate that has everything.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -78,15 +82,17 @@ class Shares:
 
     Args:
         travelling: for each coordinate its parts of rows whose keys reach all of them.
-        staying: for each coordinate its parts of rows whose keys stay there.
+        staying: for each home its parts of rows whose keys stay there.
         own: this rank's coordinate.
-        is_spread: whether coordinates keep different keys (W > 1), so that queries travel too.
+        home: this rank's.
+        is_spread: whether ranks keep different keys (W > 1), so that queries travel too.
         row_offsets: [rows of the step] int64: added to a position, its place among the step's tokens.
     """
 
     travelling: Sequence[Sequence[Part]]
     staying: Sequence[Sequence[Part]]
     own: int
+    home: int
     is_spread: bool
     row_offsets: Numbers
 
@@ -98,38 +104,50 @@ class Shares:
         topology: Topology,
         rank: int,
         *,
+        num_homes: int,
         least_tokens: int,
     ) -> Self:
         """Deals the rows of a step out, as one rank sees it.
 
         Args:
             rows: those of the step.
-            homes: the coordinate of each that has all its keys; None = several have some.
+            homes: that of each which has all its keys; None = several have some.
             topology: the grid of ranks.
             rank: which of them.
+            num_homes: P, or W where the ranks of a DCP group are homes, or 1 where nothing is.
             least_tokens: new tokens from which on a row is cut.
         """
         sizes = np.array([row.num_tokens for row in rows], np.int64)
         starts = np.array([row.start for row in rows], np.int64)
         pcp_size = topology.pcp_size
-        travelling, staying = deal(rows, homes, pcp_size=pcp_size, least_tokens_to_split=least_tokens)
+        travelling, staying = deal(
+            rows, homes, pcp_size=pcp_size, num_homes=num_homes, least_tokens_to_split=least_tokens
+        )
         return cls(
             travelling,
             staying,
             topology.pcp_rank(rank),
+            topology.dcp_rank(rank) % num_homes,
             topology.dcp_size > 1,
             np.cumsum(sizes) - sizes - starts,
         )
 
     @cached_property
     def own_parts(self) -> Parts:
-        """What this rank works on: first what travels."""
-        return self.parts_of(self.own)
+        """What this rank attends for: first what travels."""
+        return Parts([*self.travelling[self.own], *self.staying[self.home]])
+
+    @cached_property
+    def network_parts(self) -> Parts:
+        """What it takes through the network: of one coordinate everything, in the order of the step."""
+        if len(self.travelling) > 1 or not any(self.staying):
+            return self.own_parts
+        return Parts(sorted(part for its in (*self.travelling, *self.staying) for part in its))
 
     @cached_property
     def keyed_parts(self) -> Parts:
         """Whose keys come here: everybody's that travel, and then this rank's that stay."""
-        return Parts([*(p for its in self.travelling for p in its), *self.staying[self.own]])
+        return Parts([*(p for its in self.travelling for p in its), *self.staying[self.home]])
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
@@ -137,7 +155,7 @@ class Shares:
         return tuple(sum(part.num_tokens for part in its) for its in self.travelling)
 
     def parts_of(self, coordinate: int) -> Parts:
-        """What a coordinate works on, in its order."""
+        """What one of several coordinates works on, in its order."""
         return Parts([*self.travelling[coordinate], *self.staying[coordinate]])
 
     def places(self, parts: Parts) -> Numbers:
@@ -146,44 +164,33 @@ class Shares:
         return places
 
 
-def home_of(pools: Collection[int], *, num_pools: int, pcp_size: int) -> int | None:
-    """The coordinate that has all keys of a request.
-
-    Args:
-        pools: that have any of its units.
-        num_pools: of the DCP group; in a group of several coordinates pool `i` is of `i % pcp_size`.
-        pcp_size: P.
-
-    Returns:
-        None where several have some, where all have all of them (W = 1), and where there is one anyway.
-    """
-    homes = {pool % pcp_size for pool in pools}
-    return homes.pop() if len(homes) == 1 and min(num_pools, pcp_size) > 1 else None
-
-
 def deal(
     rows: Sequence[Row],
     homes: Sequence[int | None],
     *,
     pcp_size: int,
+    num_homes: int,
     least_tokens_to_split: int,
 ) -> tuple[list[list[Part]], list[list[Part]]]:
-    """Deals the rows of a step out to PCP coordinates.
+    """Deals the rows of a step out to PCP coordinates and homes.
 
     Args:
         rows: those of the step.
-        homes: the coordinate of each that has all its keys; None = several have some.
+        homes: that of each which has all its keys; None = several have some.
         pcp_size: P.
+        num_homes: P where that is more than 1.
         least_tokens_to_split: new tokens from which on a row is cut; shorter ones stay whole.
 
     Returns:
-        For each coordinate its parts of rows without a home, and of those that have it for a home, in
-        order of row and position; it may have none.
+        For each coordinate its parts of rows without a home, and for each home its parts of those that
+        have one, in order of row and position; it may have none.
     """
     travelling: list[list[Part]] = [[] for _ in range(pcp_size)]
-    staying: list[list[Part]] = [[] for _ in range(pcp_size)]
+    staying: list[list[Part]] = [[] for _ in range(num_homes)]
     if pcp_size == 1:  # as below, in a hundredth of the time, in each step of every decode
-        travelling[0] = [Part(i, row.start, row.num_tokens) for i, row in enumerate(rows)]
+        for i, (row, home) in enumerate(zip(rows, homes, strict=True)):
+            its = travelling[0] if home is None else staying[home]
+            its.append(Part(i, row.start, row.num_tokens))
         return travelling, staying
     tokens, pairs = [0] * pcp_size, [0] * pcp_size
 

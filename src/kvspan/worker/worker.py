@@ -16,6 +16,7 @@ from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
+from kvspan.cache.placement import home_of
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
@@ -31,7 +32,7 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
-from kvspan.worker.share import Shares, home_of
+from kvspan.worker.share import Shares
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
 
 
@@ -132,7 +133,14 @@ class Worker:
         self._mirrors.learn(step)
         topology = self._resolved.topology
         least = least_tokens_to_split(topology.pcp_size)
-        shares = Shares.of(step.rows, self._homes(step), topology, self._rank, least_tokens=least)
+        shares = Shares.of(
+            step.rows,
+            self._homes(step),
+            topology,
+            self._rank,
+            num_homes=self._resolved.num_homes,
+            least_tokens=least,
+        )
         batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
         return shares, batch
 
@@ -163,9 +171,9 @@ class Worker:
         return StepResult(step.step_id, sampled)
 
     def _homes(self, step: Step) -> list[int | None]:
-        pcp_size, num_pools = self._resolved.pcp_size, self._resolved.cache_layout.num_pools
+        num_homes, num_pools = self._resolved.num_homes, self._resolved.cache_layout.num_pools
         used = (self._mirrors[row.request_id].table.used_pools for row in step.rows)
-        return [home_of(pools, num_pools=num_pools, pcp_size=pcp_size) for pools in used]
+        return [home_of(pools, num_pools=num_pools, num_homes=num_homes) for pools in used]
 
     @staticmethod
     def _no_table() -> RankTable:
@@ -186,7 +194,7 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         rank=world.rank,
         tp=tp,
         dcp=dcp,
-        row_groups=RowGroups.of(world, topology, dcp),
+        row_groups=RowGroups.of(world, topology, dcp, ranks_are_homes=resolved.ranks_are_homes),
         exchange=resolved.exchange,
         replicate_q=resolved.replicate_q,
         expert_parallel=resolved.expert_parallel,

@@ -35,9 +35,9 @@ def decoded(model: str, **layout: object) -> list[tuple[int, ...]]:
     executor = make_executor(resolved)
     engine = Engine(EngineCore(resolved, executor), tokenizer)
     prompts = [[3 + i] * 300 for i in range(2)]
-    for seed, prompt in enumerate(prompts):
-        fill = engine.core.pretend(prompt, seed=seed)
-        assert fill is not None
+    fills = engine.core.pretend(prompts, seed=0)
+    assert fills is not None
+    for fill in fills:
         executor.fill(fill)
     generations = [engine.prepare(prompt, PARAMS) for prompt in prompts]
     for generation in generations:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvspan.cache.placement import Elastic, Placed, round_robin
+from kvspan.cache.placement import Elastic, Placed, home_of, round_robin
 
 FREE = st.lists(st.integers(0, 9), min_size=1, max_size=8)
 
@@ -76,3 +76,12 @@ def test_a_short_request_stays_at_home_if_that_has_room(
     elastic = Elastic(num_homes=homes, most_units=most)
     pools = elastic(num_free, num_units=num_units, placed=placed_on(*before))
     assert all(pool in owned for pool in pools)
+
+
+def test_a_request_is_at_home_where_all_its_units_are() -> None:
+    assert home_of({1, 3}, num_pools=4, num_homes=2) == 1
+    assert home_of({0, 1}, num_pools=4, num_homes=2) is None
+    assert home_of({2}, num_pools=4, num_homes=4) == 2
+    assert home_of({0}, num_pools=1, num_homes=2) is None  # W = 1, or every unit lies on all ranks
+    assert home_of({3}, num_pools=4, num_homes=1) is None
+    assert home_of(set(), num_pools=4, num_homes=2) is None

@@ -8,6 +8,7 @@ from kvspan.cost.choose import Machine, resolve
 from kvspan.errors import ConfigError
 from kvspan.testing.tiny import TINY
 
+RANKS = {"tensor_parallel_size": 3, "decode_context_parallel_size": 3}
 HOMES = {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
 
 
@@ -37,8 +38,10 @@ def test_a_static_layout_spreads_everything_and_says_that_a_threshold_is_idle() 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"tensor_parallel_size": 3, "decode_context_parallel_size": 3}, "-pcp 2 -dcp 2"),
-        ({"prefill_context_parallel_size": 2}, "--decode-context-parallel-size 1"),
+        ({"tensor_parallel_size": 3}, "-tp 3 -dcp 3"),
+        ({"prefill_context_parallel_size": 2}, "-tp 1 -pcp 2 -dcp 2"),
+        ({}, "--decode-context-parallel-size 1"),
+        ({**RANKS, "dcp_q_replicate": "off"}, "--dcp-q-replicate off"),
         ({**HOMES, "cp_kv_cache_interleave_size": 4}, "--cp-kv-cache-interleave-size 4"),
     ],
 )

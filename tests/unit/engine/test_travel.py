@@ -8,7 +8,7 @@ import pytest
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.engine.build import resolve_engine
-from kvspan.engine.travel import ContextTravel, Travelled
+from kvspan.engine.travel import ContextTravel
 from kvspan.step import Row
 from kvspan.testing.tiny import TINY
 
@@ -24,15 +24,12 @@ def row(request_id: int, start: int, num_tokens: int) -> Row:
     return Row(request_id, start, num_tokens, sample=True)
 
 
-def nowhere(_: int) -> None: ...
-
-
 @pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])
 def test_pieces_with_context_are_counted_and_no_others(tmp_path: Path, strategy: str) -> None:
     runs = resolved(tmp_path, strategy, decode_context_parallel_size=2)
     travel = ContextTravel(runs)
     rows = [row(0, 0, 50), row(1, 40, 1), row(2, 32, 10), row(3, 16, 4)]
-    found = travel.of(rows, nowhere)
+    found = travel.of(rows)
     model = runs.model_config
     key_bytes = model.num_layers * 48 * _token_bytes(runs)
     counted = found.num_keys if strategy == "allgather_kv" else found.num_queries
@@ -45,14 +42,9 @@ def test_pieces_with_context_are_counted_and_no_others(tmp_path: Path, strategy:
         assert (found.num_keys, found.key_bytes) == (0, 0)
 
 
-def test_nothing_travels_for_a_request_that_is_at_home(tmp_path: Path) -> None:
-    travel = ContextTravel(resolved(tmp_path, "allgather_q"))
-    assert travel.of([row(2, 32, 10)], lambda _: 1) == Travelled()
-
-
 def test_one_rank_sends_nothing(tmp_path: Path) -> None:
     runs = resolved(tmp_path, "auto", tensor_parallel_size=1, decode_context_parallel_size=1)
-    found = ContextTravel(runs).of([row(2, 32, 10)], nowhere)
+    found = ContextTravel(runs).of([row(2, 32, 10)])
     assert (found.key_bytes, found.query_bytes) == (0, 0)
 
 

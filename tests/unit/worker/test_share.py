@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from kvspan.step import Row
 from kvspan.topology import Topology
-from kvspan.worker.share import Part, Shares, deal, home_of
+from kvspan.worker.share import Part, Parts, Shares, deal
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 90)).map(lambda r: Row(0, r[0], r[1], True)),
@@ -33,7 +33,9 @@ def test_every_token_is_worked_on_once(
 ) -> None:
     rows = numbered(rows)
     homes = data.draw(homes_of(rows, pcp_size))
-    travelling, staying = deal(rows, homes, pcp_size=pcp_size, least_tokens_to_split=least)
+    travelling, staying = deal(
+        rows, homes, pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=least
+    )
     assert len(travelling) == len(staying) == pcp_size
     every = [part for its in (*travelling, *staying) for part in its]
     assert sorted(tokens_of(every)) == [
@@ -55,7 +57,7 @@ def test_shares_of_a_rank(rows: list[Row], pcp_size: int, least: int, data: st.D
     homes = data.draw(homes_of(rows, pcp_size))
     rank = data.draw(st.integers(0, pcp_size - 1))
     topology = Topology(pcp_size=pcp_size, dcp_size=pcp_size)
-    shares = Shares.of(rows, homes, topology, rank, least_tokens=least)
+    shares = Shares.of(rows, homes, topology, rank, num_homes=pcp_size, least_tokens=least)
     tokens = [(r.request_id, t) for r in rows for t in range(r.start, r.start + r.num_tokens)]
     places = [shares.places(shares.parts_of(c)) for c in range(pcp_size)]
     assert sorted(i for its in places for i in its) == list(range(len(tokens)))
@@ -70,7 +72,7 @@ def test_shares_of_a_rank(rows: list[Row], pcp_size: int, least: int, data: st.D
 @given(start=st.integers(0, 5000), num_tokens=st.integers(1, 5000), pcp_size=st.integers(1, 8))
 def test_causal_work_of_a_row_balances(start: int, num_tokens: int, pcp_size: int) -> None:
     row = Row(0, start, num_tokens, True)
-    travelling, _ = deal([row], [None], pcp_size=pcp_size, least_tokens_to_split=1)
+    travelling, _ = deal([row], [None], pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=1)
     pairs = [sum(part.num_pairs for part in its) for its in travelling]
     chunk = -(-num_tokens // (2 * pcp_size))
     # Chunks are of ceil(n / 2P) tokens, so that the last ones may be short of a few, or missing: what a
@@ -83,21 +85,34 @@ def test_causal_work_of_a_row_balances(start: int, num_tokens: int, pcp_size: in
 @given(num_rows=st.integers(0, 40), pcp_size=st.integers(1, 8))
 def test_decode_rows_leave_no_coordinate_idle(num_rows: int, pcp_size: int) -> None:
     rows = [Row(i, 10 * i, 1, True) for i in range(num_rows)]
-    travelling, _ = deal(rows, [None] * num_rows, pcp_size=pcp_size, least_tokens_to_split=2)
+    travelling, _ = deal(
+        rows, [None] * num_rows, pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=2
+    )
     sizes = [len(its) for its in travelling]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_a_long_row_is_a_row_of_two_chunks_or_of_one() -> None:
     row = Row(7, 100, 8, True)
-    (first, second), _ = deal([row], [None], pcp_size=2, least_tokens_to_split=8)
+    (first, second), _ = deal([row], [None], pcp_size=2, num_homes=2, least_tokens_to_split=8)
     assert first == [(0, 100, 2), (0, 106, 2)]
     assert second == [(0, 102, 4)]
 
 
-def test_a_request_is_at_home_where_all_its_units_are() -> None:
-    assert home_of({1, 3}, num_pools=4, pcp_size=2) == 1
-    assert home_of({0, 1}, num_pools=4, pcp_size=2) is None
-    assert home_of({0}, num_pools=1, pcp_size=2) is None  # W = 1, or every unit lies on all ranks
-    assert home_of({3}, num_pools=4, pcp_size=1) is None
-    assert home_of(set(), num_pools=4, pcp_size=2) is None
+@given(rows=ROWS, num_homes=st.integers(1, 8), data=st.data())
+def test_ranks_that_are_homes_take_all_rows_through_the_network(
+    rows: list[Row], num_homes: int, data: st.DataObject
+) -> None:
+    rows = numbered(rows)
+    homes = data.draw(homes_of(rows, num_homes))
+    topology = Topology(tp_size=num_homes, dcp_size=num_homes)
+    num_tokens = sum(row.num_tokens for row in rows)
+    attended: list[int] = []
+    for rank in range(num_homes):
+        shares = Shares.of(rows, homes, topology, rank, num_homes=num_homes, least_tokens=1)
+        assert shares.places(shares.network_parts).tolist() == list(range(num_tokens))
+        spread, alone = shares.travelling[0], shares.staying[rank]
+        assert tokens_of(shares.own_parts.parts) == tokens_of([*spread, *alone])
+        assert {part.row for part in alone} == {i for i, home in enumerate(homes) if home == rank}
+        attended += shares.places(Parts(alone)).tolist()
+    assert sorted([*attended, *shares.places(Parts(spread)).tolist()]) == list(range(num_tokens))

@@ -135,7 +135,9 @@ function drawCards(now) {
   const tpot = smooth(history.tpot, 8);
   card("ttft", history.ttft, ...duration(latest(history.ttft)), `${now.ttft.count} requests so far`);
   card("tpot", tpot, ...duration(latest(tpot)), `${count(now.stats.output_tokens)} tokens so far`);
-  const aside = `${hit}% prefix hits` + (now.stats.preemptions ? `, ${now.stats.preemptions} preempted` : "");
+  const some = (number, what) => (number ? `, ${number} ${what}` : "");
+  const left = some(now.stats.preemptions, "preempted") + some(now.stats.spills, "spilled");
+  const aside = `${hit}% prefix hits${left}`;
   card("kv", history.kv, latest(history.kv)?.toFixed(1) ?? "–", "% in use", aside, 100);
 }
 

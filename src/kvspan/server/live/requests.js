@@ -34,7 +34,7 @@ function fill(row, request, now) {
   const output = request.num_output_tokens.toLocaleString("en");
   row.querySelector("b").textContent = `#${request.request_id}`;
   row.querySelector(".sizes").textContent = `${prompt} in, ${output} out`;
-  row.querySelector(".phase").textContent = phase(request);
+  row.querySelector(".phase").textContent = phase(request) + span(request, now);
   const share = (tokens) => `${Math.min(100, (100 * tokens) / request.num_prompt_tokens)}%`;
   row.querySelector(".done").style.width = share(request.num_computed_tokens);
   row.querySelector(".hit").style.width = share(request.num_cached_tokens);
@@ -50,6 +50,15 @@ function fill(row, request, now) {
       return part;
     }),
   );
+}
+
+// What its tokens lie on; one rank alone, or a layout without homes, needs no word.
+function span(request, now) {
+  const held = request.blocks_by_pool.map((blocks, pool) => [pool, blocks]).filter(([, blocks]) => blocks);
+  if (!held.length || now.layout.dcp_size === 1) return "";
+  const ranks = now.ranks.filter((rank) => held.some(([pool]) => rank.pool === pool));
+  if (!request.is_local) return `, on ${ranks.length} rank${ranks.length > 1 ? "s" : ""}`;
+  return `, local to ${ranks.map((rank, i) => (i ? rank.rank : nameOf(rank, now.layout))).join(", ")}`;
 }
 
 function phase(request) {

@@ -1,0 +1,171 @@
+"""`kvspan bench elastic`: a span for each request beside replicas and a span for all."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from kvspan.bench.elastic import Measured, Plan, measure
+from kvspan.bench.elastic_report import (
+    curve_plot,
+    curve_table,
+    elastic_page,
+    traffic_table,
+    verdicts,
+)
+from kvspan.cli.flags import FlagParser, add_engine_flags, asked_of
+from kvspan.cli.startup import stderr_console
+from kvspan.config.engine import ENGINE_OPTIONS
+from kvspan.config.sizes import parse_count
+from kvspan.errors import ConfigError
+from kvspan.report.page import write_text
+from kvspan.report.plots import save
+from kvspan.trace.synth import PROFILES
+
+_WIDTH = 130
+"""Columns that the tables need, whatever a pipe is taken to have."""
+_LAYOUT = "-pcp 2 -dcp 2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the subject's arguments."""
+    parser.add_argument(
+        "--layout",
+        action="append",
+        default=[],
+        metavar="'-tp 2 -dcp 2 ...'",
+        help=f"flags of the elastic engine, from which its rivals follow; may be repeated ({_LAYOUT})",
+    )
+    curve = parser.add_argument_group("Time of a token by context")
+    curve.add_argument(
+        "--context", default="256,1024,4096", metavar="N,N,...", help="tokens (256,1024,4096); 0 = none"
+    )
+    curve.add_argument("--batch", type=int, default=4, help="sequences (4)")
+    curve.add_argument("--steps", type=int, default=16, help="that count, in a round (16)")
+    traffic = parser.add_argument_group("Traffic")
+    traffic.add_argument(
+        "--trace", default="short,mixed", help="made-up traces: short, mixed, none (short,mixed)"
+    )
+    traffic.add_argument("--rows", type=int, default=40, help="requests of a trace (40)")
+    traffic.add_argument("--concurrency", type=int, default=8, help="users of the closed loop (8)")
+    traffic.add_argument("--scale", type=int, default=16, help="divide lengths of prompts by it (16)")
+    traffic.add_argument("--output-scale", type=int, default=8, help="and of outputs (8)")
+    traffic.add_argument(
+        "--cache-tokens",
+        type=int,
+        help="that the KV cache of a rank holds under traffic (the longest prompt)",
+    )
+    traffic.add_argument(
+        "--duration", type=float, default=300.0, help="seconds after which a replay is ended (300)"
+    )
+    traffic.add_argument("--trace-seed", type=int, default=0, help="of traces and prompts (0)")
+    parser.add_argument("--rounds", type=int, default=3, help="of the curve and of each trace (3)")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and the picture")
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="the picture alone, of the first layout and transport"
+    )
+    add_engine_flags(parser, positional_model=True)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the subject."""
+    plan = _plan(arguments)
+    quiet = stderr_console()
+    console = Console(highlight=False, quiet=arguments.json == "-")
+    console.width = max(console.width, _WIDTH)
+    found = []
+    for layout, options in _layouts(arguments):
+        each = measure(
+            options, layout, plan, told=lambda what: quiet.print(what, style="dim", markup=False)
+        )
+        _print(console, each)
+        found.append(each)
+    _report(arguments, found)
+    return 0
+
+
+def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """Every layout over every transport: `--comm shm,gloo` is both."""
+    parser = FlagParser(prog="kvspan bench elastic --layout", add_help=False)
+    add_engine_flags(parser)
+    typed = vars(arguments)
+    comms = str(typed.get("comm", "auto")).split(",")
+    found = []
+    for text in arguments.layout or [_LAYOUT]:
+        flags = vars(parser.parse_args(shlex.split(text)))
+        own = {name: value for name, value in flags.items() if value is not None}
+        common = asked_of(argparse.Namespace(**{**typed, **own}), ENGINE_OPTIONS)
+        found += [(text, {"num_threads": 1, **common, "comm": comm}) for comm in comms]
+    return found
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    for flag, value, least in (
+        ("--batch", arguments.batch, 1),
+        ("--steps", arguments.steps, 1),
+        ("--rows", arguments.rows, 2),
+        ("--concurrency", arguments.concurrency, 1),
+        ("--rounds", arguments.rounds, 1),
+        ("--cache-tokens", arguments.cache_tokens, 1),
+    ):
+        if value is not None and value < least:
+            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    if arguments.duration <= 0:
+        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
+    return Plan(
+        contexts=_contexts(arguments.context),
+        batch=arguments.batch,
+        num_steps=arguments.steps,
+        num_rounds=arguments.rounds,
+        traces=_traces(arguments.trace),
+        num_rows=arguments.rows,
+        users=arguments.concurrency,
+        scale=arguments.scale,
+        output_scale=arguments.output_scale,
+        cache_tokens=arguments.cache_tokens,
+        stop_s=arguments.duration,
+        seed=arguments.trace_seed,
+    )
+
+
+def _contexts(text: str) -> tuple[int, ...]:
+    try:
+        contexts = sorted({parse_count(part) for part in text.split(",")} - {0})
+    except ValueError as error:
+        raise ConfigError(f"--context {text}: {error}.") from None
+    if contexts and contexts[0] < 2:
+        raise ConfigError(f"--context {text}: {contexts[0]} is too small, 2 or more.")
+    return tuple(contexts)
+
+
+def _traces(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name != "none")
+    for name in names:
+        if name not in PROFILES:
+            raise ConfigError(f"--trace {name} is not one of {', '.join(PROFILES)}, none.")
+    return names
+
+
+def _print(console: Console, measured: Measured) -> None:
+    if measured.curve:
+        console.print(curve_table(measured).rich())
+    for name in dict.fromkeys(t.trace for t in measured.traffic):
+        console.print(traffic_table(measured, name).rich())
+    for sentence in verdicts(measured):
+        console.print(sentence, markup=False)
+
+
+def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
+    command = f"kvspan {shlex.join(sys.argv[1:])}"
+    if arguments.json is not None:
+        text = msgspec.json.encode({"command": command, "measured": found}).decode() + "\n"
+        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    if arguments.html is not None:
+        write_text(elastic_page("A span for each request", command, found), arguments.html)
+    if arguments.svg is not None and found[0].curve:
+        save(curve_plot(found[0]), arguments.svg)

@@ -1,0 +1,139 @@
+"""A span for each request beside its rivals: equal ranks and bytes, every request to one engine."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.conftest import SEED
+
+from kvspan.bench.elastic import (
+    ELASTIC,
+    REPLICAS,
+    STATIC,
+    CurvePoint,
+    Measured,
+    Plan,
+    best_exchange,
+    measure,
+    rivals,
+)
+from kvspan.bench.elastic_report import elastic_page, speed_ratio, verdicts
+from kvspan.bench.fleet import Shared, View
+from kvspan.bench.schedule import ClosedLoop
+from kvspan.cli.main import main
+from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.testing.tiny import tiny_llama
+from kvspan.trace.row import Trace, TraceRow
+
+OPTIONS = {"model": "m", "prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
+
+
+def test_rivals_have_the_same_ranks() -> None:
+    asked = {**OPTIONS, "dcp_span_threshold": 100, "comm": "gloo", "num_threads": 1}
+    found = rivals(asked)
+    assert [len(found[name]) for name in (REPLICAS, STATIC, ELASTIC)] == [2, 1, 1]
+    assert found[REPLICAS][0]["prefill_context_parallel_size"] == 1
+    assert found[REPLICAS][0]["num_threads"] == found[STATIC][0]["num_threads"] == 1
+    assert "dcp_span_threshold" not in found[STATIC][0]
+    assert found[ELASTIC][0] == {**asked, "dcp_mode": "elastic"}
+
+
+def test_every_request_goes_to_the_engine_with_least_under_way() -> None:
+    trace = Trace(tuple(TraceRow(i, length, 1) for i, length in enumerate((100, 10, 20, 30, 5))))
+    shared = Shared(ClosedLoop(trace, users=3), trace, 2)
+    first, second = View(shared, 0), View(shared, 1)
+    assert [due.index for due in first.take(0.0)] == [0]
+    assert [due.index for due in second.take(0.0)] == [1, 2]
+    assert second.take(0.1) == []
+    second.ended(1, 0.2)
+    assert [due.index for due in second.take(0.2)] == [3]
+    for index in (2, 3):
+        second.ended(index, 0.3)
+    assert not second.take(0.3)[1:]
+    second.ended(4, 0.4)
+    assert second.drained
+    assert second.next_s() is not None  # the other one's user may ask again
+    first.ended(0, 0.5)
+    assert first.next_s() is None
+    assert second.next_s() is None
+
+
+def test_the_static_rival_runs_by_its_faster_exchange() -> None:
+    def point(rival: str, exchange: str, tpot_ms: float) -> CurvePoint:
+        return CurvePoint(
+            rival=rival,
+            exchange=exchange,
+            context=8,
+            batch=2,
+            tpot_ms=tpot_ms,
+            p90_ms=tpot_ms,
+            ratio=1.0,
+            worst_ratio=1.0,
+            exchange_share=1.0,
+        )
+
+    points = [point(STATIC, "a2a", 5), point(STATIC, "ag_rs", 3), point(ELASTIC, "a2a", 1)]
+    assert best_exchange(points) == "ag_rs"
+    assert best_exchange([]) == "a2a"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    directory = tmp_path_factory.mktemp("model")
+    write_checkpoint(directory, tiny_llama(max_position_embeddings=4096), seed=SEED)
+    return str(directory)
+
+
+def measured(model: str, **options: object) -> Measured:
+    plan = Plan(
+        contexts=(40, 400),
+        batch=2,
+        num_steps=3,
+        num_rounds=1,
+        traces=("short", "mixed"),
+        num_rows=10,
+        users=3,
+        scale=64,
+        output_scale=64,
+        cache_tokens=400,
+        stop_s=60.0,
+    )
+    asked = {**OPTIONS, "model": model, "num_threads": 1, "dcp_span_threshold": 100, **options}
+    return measure(asked, "-pcp 2 -dcp 2", plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{}, {"prefill_context_parallel_size": 1, "tensor_parallel_size": 2}])
+def test_rivals_are_measured_side_by_side(model: str, layout: dict[str, object]) -> None:
+    found = measured(model, comm="shm", **layout)
+    shares = {(p.context, p.rival): p.exchange_share for p in found.curve}
+    assert shares[40, ELASTIC] == shares[40, REPLICAS] == shares[400, REPLICAS] == 0
+    assert shares[400, ELASTIC] == shares[400, STATIC] == 1
+    by_name = {(t.trace, t.rival): t for t in found.traffic}
+    assert by_name["short", ELASTIC].exchange_steps == 0
+    assert 0 < by_name["mixed", ELASTIC].exchange_share < 1
+    for (trace, rival), traffic in by_name.items():
+        lost = 10 - traffic.found.num_ok
+        assert lost == traffic.found.num_errors
+        assert lost == 0 or (trace, rival) == ("mixed", REPLICAS)
+    assert by_name["mixed", REPLICAS].found.num_errors > 0  # 400 tokens hold no request of 512
+    assert speed_ratio(found, "short", STATIC) > 0
+    assert any("0.0% of its steps" in sentence for sentence in verdicts(found))
+    assert "<svg" in elastic_page("t", "command", [found])
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Measured) == found
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--trace", "long"], "--trace long is not one of"),
+        (["--context", "x"], "--context x"),
+        (["--rounds", "0"], "--rounds 0 is too small"),
+        (["--layout", "-tp 1"], "--decode-context-parallel-size 1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    flags: list[str], says: str, model: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["bench", "elastic", model, "--json", str(tmp_path / "x.json"), *flags]) == 2
+    assert says in capsys.readouterr().err
