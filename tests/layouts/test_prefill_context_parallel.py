@@ -1,5 +1,6 @@
 """Rows spread over PCP coordinates give one rank's logits, with equal collective calls on every rank."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import pytest
 import torch
 
 from kvspan.config.model import parse_model_config
+from kvspan.cost.rows import least_tokens_to_split
 from kvspan.errors import LayoutError
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
-from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.forward import Forward, ForwardCase, forward
 from kvspan.testing.tiny import KIMI, TINY
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology, check_layout
@@ -26,6 +28,7 @@ SIZES = [
 ]
 EVERYDAY = {(2, 1, 1), (2, 1, 2), (2, 2, 4), (3, 2, 3)}
 LENGTHS = (1, 2, 5, 7, 8, 9, 33, 150)
+LONG = (500, 2000, 3)
 
 
 def is_legal(name: str, topology: Topology) -> bool:
@@ -36,7 +39,7 @@ def is_legal(name: str, topology: Topology) -> bool:
     return True
 
 
-def matrix() -> list[object]:
+def matrix(models: Sequence[str] = MODELS) -> list[object]:
     return [
         pytest.param(
             name,
@@ -46,15 +49,15 @@ def matrix() -> list[object]:
             else pytest.mark.slow,
             id=f"{name}-P{topology.pcp_size}-T{topology.tp_size}-W{topology.dcp_size}",
         )
-        for name in MODELS
+        for name in models
         for topology in SIZES
         if is_legal(name, topology)
     ]
 
 
-def sequences() -> list[list[int]]:
+def sequences(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
+    return [torch.randint(203, (n,), generator=generator).tolist() for n in lengths]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +73,15 @@ def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
     return {
         name: forward(resolve(str(path)), sequences(), ForwardCase()).logits
         for name, path in checkpoints.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def one_rank_long(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
+    case = ForwardCase(block_size=16, interleave=16, workspace_tokens=1024)
+    return {
+        name: forward(resolve(str(checkpoints[name])), sequences(LONG), case).logits
+        for name in MODELS[:3]
     }
 
 
@@ -97,7 +109,11 @@ def test_rows_over_coordinates_equal_one_rank(
     result = forward(resolve(str(checkpoints[name])), sequences(), case)
     for got, wanted in zip(result.logits, one_rank[name], strict=True):
         assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
-    # A request that is all at one coordinate concerns no other, so groups are looked at one by one.
+    assert_equal_calls(result, topology)
+
+
+def assert_equal_calls(result: Forward, topology: Topology) -> None:
+    """On every rank; a request at one coordinate concerns no other, so groups are seen one by one."""
     partitions = (topology.tp_groups(), topology.dcp_groups(), topology.pcp_groups())
     for number, partition in enumerate((*partitions, topology.column_groups())):
         for group in partition:
@@ -107,6 +123,35 @@ def test_rows_over_coordinates_equal_one_rank(
                 if len(calls := result.group_calls[r]) > number
             ]
             assert all(of_rank == ops[0] for of_rank in ops)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])
+@pytest.mark.parametrize("chunk", [333, 1999])
+@pytest.mark.parametrize(("name", "topology"), matrix(MODELS[:3]))
+def test_long_prompts_equal_one_rank(
+    name: str,
+    topology: Topology,
+    chunk: int,
+    strategy: str,
+    checkpoints: dict[str, Path],
+    one_rank_long: dict[str, list[torch.Tensor]],
+) -> None:
+    """In chunks that divide nothing, beside a short prompt, with blocks of 16 on pools in turn."""
+    case = ForwardCase(
+        topology=topology,
+        block_size=16,
+        interleave=16,
+        chunk=chunk,
+        least_tokens_to_split=least_tokens_to_split(topology.pcp_size),
+        prefill_strategy=strategy,
+        workspace_tokens=128,
+    )
+    result = forward(resolve(str(checkpoints[name])), sequences(LONG), case)
+    for got, wanted in zip(result.logits, one_rank_long[name], strict=True):
+        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    assert_equal_calls(result, topology)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v3"])

@@ -8,16 +8,19 @@ A rank attends for its own heads over all keys of a sequence, so that nothing is
 Cached vectors are gathered a workspace at a time and put in order sequence by sequence; inside one, rank
 by rank, which is all the same to attention: keys are cached rotated, and a row sees the whole context.
 
-    workspace of 8 rows, W=2, context of sequences a (5 + 4 tokens on ranks 0 and 1) and b (2 + 2)
+    workspace of 16 rows, W=2, context of sequences a (5 + 4 tokens on ranks 0 and 1) and b (2 + 2)
         rank 0 gives    a a a a | a b b          rank 1 gives    a a a a | b b
         part 1          a a a a a a a a          part 2          a b b b b
+
+A part of cached context is half a workspace, since there are two at a time: while a rank attends to
+one, the next one is on its way.
 
 A plan is made of whole sequences' placements: ranks make the same collectives, of the same sizes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import torch
@@ -27,7 +30,7 @@ from torch import Tensor
 from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheStore
 from kvspan.attention.merge import Merged
-from kvspan.comm.group import Group
+from kvspan.comm.group import Group, Pending
 
 Counts = NDArray[np.int64]
 
@@ -60,7 +63,7 @@ class NewPart:
 
 @dataclass(frozen=True, slots=True)
 class CachedPart:
-    """Keys of cached tokens, no more than a workspace.
+    """Keys of cached tokens, no more than half a workspace.
 
     Args:
         blocks: [m] int64, of the tokens that this rank gives.
@@ -129,7 +132,7 @@ class Workspace:
     """What a rank's plans are made for.
 
     Args:
-        tokens: of a part at the most; at least W.
+        tokens: of a part of new keys, or of two parts of cached ones, at the most; at least 2 W.
         dcp_rank: of this rank.
         dcp_size: W.
         block_size: B.
@@ -141,6 +144,11 @@ class Workspace:
     dcp_size: int
     block_size: int
     device: torch.device
+
+    @property
+    def _given(self) -> int:
+        """Cached tokens that a rank gives to a part at the most."""
+        return max(self.tokens // (2 * self.dcp_size), 1)
 
     def plan(
         self,
@@ -186,7 +194,7 @@ class Workspace:
         blocks, offsets = self._slots(contexts)
         sequences = np.array([a.sequence for a in asking], np.int64)
         sizes = np.array([a.num_rows for a in asking], np.int64)
-        each = self.tokens // self.dcp_size  # tokens that a rank gives to a part, at the most
+        each = self._given
         for start in range(0, int(bounds[-1].max(initial=0)), each):
             inside = np.clip(bounds - start, 0, each)  # [S + 1, W]
             lengths = np.diff(inside, axis=0).sum(axis=1)  # [S]
@@ -277,11 +285,18 @@ class OwnHeads:
         return merged.out.to(query.dtype)
 
     def _parts(self, new: Tensor, plan: GatherPlan) -> Iterator[tuple[Sees, Tensor]]:
+        """What each part's rows see; the gather of the next part is under way while it is looked at."""
+        coming = [self._begun(part) for part in plan.cached[:1]]
         for own in plan.new:
             yield own.sees, new[own.span]
-        for part in plan.cached:
-            given = self._store.read(part.blocks, part.offsets)
-            yield part.sees, self._group.all_gather(given, part.sizes).wait()[part.order]
+        for part, following in zip_longest(plan.cached, plan.cached[1:]):
+            vectors = coming.pop().wait()[part.order]
+            coming += [self._begun(following)] if following is not None else []
+            yield part.sees, vectors
+
+    def _begun(self, part: CachedPart) -> Pending[Tensor]:
+        """The gather of a part, under way."""
+        return self._group.all_gather(self._store.read(part.blocks, part.offsets), part.sizes)
 
 
 def _up_to(end: int, size: int) -> Counts:

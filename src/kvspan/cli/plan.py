@@ -20,7 +20,7 @@ from kvspan.plan.asked import PLAN_OPTIONS, PlanAsked
 from kvspan.plan.models import find_model
 from kvspan.plan.page import plan_page
 from kvspan.plan.replay import Simulated, simulate
-from kvspan.plan.search import Plan, Planned, search
+from kvspan.plan.search import Plan, search
 from kvspan.trace.mooncake import read_trace
 from kvspan.trace.row import Trace
 from kvspan.trace.stats import trace_stats
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     facts.add_argument(
         "--simulate",
         action="store_true",
-        help="run the engine's own scheduler on the best layout, and on the best without DCP",
+        help="run the engine's own scheduler on the best layout, and on the best of TP alone",
     )
     out = parser.add_argument_group("Output")
     out.add_argument("--all", action="store_true", help="every choice, and every refused layout")
@@ -92,12 +92,10 @@ def _load_of(trace: Trace, typed: dict[str, object]) -> dict[str, object]:
 
 
 def _simulate(plan: Plan, trace: Trace | None) -> list[Simulated]:
-    """The best layout, and the best in which no sequence is spread."""
-    runnable = [p for p in plan.planned if p.missing is None]
-    alone = [p for p in runnable if p.candidate.topology.dcp_size == 1]
-    chosen: list[Planned] = list(dict.fromkeys(p for p in (*runnable[:1], *alone[:1])))
+    """The best layout, and the best without context parallelism."""
+    chosen = (*plan.planned[:1], show.tp_alone(plan.planned))
     console, simulated = stderr_console(), []
-    for planned in chosen:
+    for planned in dict.fromkeys(p for p in chosen if p is not None):
         console.print(f"simulating {planned.candidate.layout} ...", style="dim", markup=False)
         simulated.append(simulate(plan, planned, trace))
     return simulated
@@ -115,8 +113,6 @@ def _print(console: Console, plan: Plan, simulated: Sequence[Simulated], *, ever
             show.LAYOUT_HEADS,
             show.layout_rows(shown),
         )
-        if any(p.missing for p in shown):
-            console.print("* kvspan cannot run it yet", style="dim")
         best = plan.planned[0]
         _print_table(
             console, f"By users: {best.candidate.layout}", show.POINT_HEADS, show.point_rows(best.points)

@@ -1,6 +1,7 @@
 """From what was asked to what will run: every "auto" becomes a value with its reason.
 
-Pure: the model and the machine come in as facts. Knows bytes, no times; measures nothing.
+Pure: the model and the machine come in as facts. What can be judged by time is, if there are facts of
+the machine's speed, and by bytes if there are none. Measures nothing.
 """
 
 from collections.abc import Mapping
@@ -14,12 +15,15 @@ from kvspan.config.model import ModelConfig
 from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES, KV_DTYPE_BYTES
 from kvspan.cost.choice import Choice
+from kvspan.cost.exchanges import choose_exchange, choose_queries
+from kvspan.cost.facts import Device
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
+from kvspan.cost.rows import choose_split
 from kvspan.cost.span import STATIC, choose_span, choose_spread_every, queries_at_home
-from kvspan.cost.traffic import a2a_bytes_per_row, ag_rs_bytes_per_row, query_gather_bytes_per_row
+from kvspan.cost.timed import Timed
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
-from kvspan.topology import LayoutMode, Topology, check_layout, cuts
+from kvspan.topology import LayoutMode, Topology, check_layout
 
 GPU_FRACTION = 0.9
 """Of a GPU, for weights and KV cache; what is left is for activations."""
@@ -36,11 +40,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         cores: that this process may use.
         num_gpus: CUDA devices.
         no_shm: why ranks cannot exchange through shared memory, as a sentence's end; None = they can.
+        facts: how fast its GPUs are; None = that is not known.
     """
 
     cores: int
     num_gpus: int = 0
     no_shm: str | None = None
+    facts: Device | None = None
 
 
 def resolve(
@@ -90,6 +96,7 @@ def resolve(
         spread_every=chosen.spread_every.value,
         prefill_strategy=chosen.prefill_strategy.value,
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
+        split_tokens=chosen.split_tokens.value,
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
@@ -118,6 +125,7 @@ class _Choices:
     span_threshold: Choice[int]
     spread_every: Choice[int]
     prefill_strategy: Choice[str]
+    split_tokens: Choice[int]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -140,14 +148,18 @@ def _choose(
     device = _choose_device(asked, machine, topology.world_size)
     dtype = _choose_dtype(asked, model, device.value)
     dtype_bytes = DTYPE_BYTES[dtype.value]
-    exchange = _choose_exchange(asked, model, topology, dtype_bytes)
-    replicate_q = queries_at_home(asked, model, topology, dtype_bytes) or _choose_replicate_q(
-        asked, model, topology, mode, dtype_bytes
+    comm, kv_dtype = _choose_comm(asked, machine, device.value), _choose_kv_dtype(asked, dtype.value)
+    timed = None
+    if machine.facts is not None and device.value == "cuda":
+        kv_bytes = KV_DTYPE_BYTES[kv_dtype.value]
+        timed = Timed.of(model, machine.facts, topology, kv_dtype_bytes=kv_bytes)
+    exchange = choose_exchange(asked, model, topology, dtype_bytes, timed)
+    replicate_q = queries_at_home(asked, model, topology, dtype_bytes) or choose_queries(
+        asked, model, topology, mode, dtype_bytes, exchange.value, timed
     )
     max_model_len = _choose_max_model_len(asked, model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
     interleave = _choose_interleave(asked, topology)
-    comm, kv_dtype = _choose_comm(asked, machine, device.value), _choose_kv_dtype(asked, dtype.value)
     return _Choices(
         interleave=interleave,
         exchange=exchange,
@@ -160,6 +172,7 @@ def _choose(
             comm=comm.value,
             device=device.value,
             kv_dtype_bytes=KV_DTYPE_BYTES[kv_dtype.value],
+            timed=timed,
         ),
         spread_every=choose_spread_every(
             asked,
@@ -176,6 +189,9 @@ def _choose(
             exchange=exchange.value,
             replicate_q=replicate_q.value,
             dtype_bytes=dtype_bytes,
+        ),
+        split_tokens=choose_split(
+            topology.pcp_size, None if timed is None else timed.device.rates_of(topology.world_size)
         ),
         device=device,
         comm=comm,
@@ -201,66 +217,6 @@ def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:
         return Choice(size)
     why = f"whole blocks stay on one rank, so prefixes hit in units of {layout.unit_tokens} tokens."
     return Choice(layout.interleave, why)
-
-
-def _choose_exchange(
-    asked: EngineConfig, model: ModelConfig, topology: Topology, dtype_bytes: int
-) -> Choice[str]:
-    if asked.dcp_comm_backend != "auto":
-        check_exchange(asked.dcp_comm_backend, model, topology)
-        return Choice(asked.dcp_comm_backend)
-    if topology.dcp_size == 1:
-        return Choice("a2a", "a rank has its sequences whole, so either exchange sends nothing.")
-    h, w, d = topology.query_heads(0, model.heads).size, topology.dcp_size, model.head_dims.out
-    latent = None if model.mla is None else model.mla.kv_lora_rank
-    a2a = a2a_bytes_per_row(
-        num_heads=h, head_dim=d, dcp_size=w, dtype_bytes=dtype_bytes, latent_dim=latent
-    )
-    ag_rs = ag_rs_bytes_per_row(num_heads=h, head_dim=d, dcp_size=w, latent_dim=latent)
-    return Choice(
-        "a2a",
-        f"a rank sends {a2a} bytes a row and layer in one collective, and {ag_rs} in the two of ag_rs.",
-    )
-
-
-def check_exchange(name: str, model: ModelConfig, topology: Topology) -> None:
-    """Refuses an exchange that a layout cannot have.
-
-    A reduce-scatter of latents leaves no rank a part of a head: it would reduce that head twice.
-
-    Raises:
-        ConfigError: one sentence with the numbers.
-    """
-    heads, dim = topology.query_heads(0, model.heads).size, model.head_dims.out
-    slices = cuts(heads * dim, parts=topology.tp_ranks_per_dcp)
-    if name == "ag_rs" and model.mla is not None and any(s.start % dim or s.stop % dim for s in slices):
-        raise ConfigError(
-            f"--dcp-comm-backend ag_rs needs slices of whole heads with latent attention, and {heads} "
-            f"heads of {dim} over --decode-context-parallel-size {topology.dcp_size} are cut inside a "
-            "head: use a2a or auto."
-        )
-
-
-def _choose_replicate_q(
-    asked: EngineConfig, model: ModelConfig, topology: Topology, mode: LayoutMode, dtype_bytes: int
-) -> Choice[bool]:
-    if asked.dcp_q_replicate != "auto":
-        return Choice(asked.dcp_q_replicate == "on")
-    num_heads = topology.query_heads(0, model.heads).size
-    gathered = query_gather_bytes_per_row(
-        num_heads=num_heads,
-        head_dim=model.head_dim,
-        dcp_size=topology.dcp_size,
-        dtype_bytes=dtype_bytes,
-    )
-    reasons = {
-        LayoutMode.NONE: "a rank has its queries to itself.",
-        LayoutMode.COPIES: f"a rank keeps its part of the query weights and sends {gathered} bytes a "
-        "row and layer.",
-        LayoutMode.DECOUPLED: f"a rank projects the {num_heads} query heads of its group, and no "
-        "collective waits for them.",
-    }
-    return Choice(mode is LayoutMode.DECOUPLED, reasons[mode])
 
 
 def _choose_device(asked: EngineConfig, machine: Machine, world_size: int) -> Choice[str]:

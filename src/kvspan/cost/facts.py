@@ -7,6 +7,7 @@ Knows no models and no layouts.
 
 import json
 import math
+import re
 import tomllib
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
@@ -188,6 +189,17 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     listed = ", ".join(by_lower[n].name for n in near) or ", ".join(devices)
     hint = "the nearest are" if near else "there are"
     raise ConfigError(f"--hardware {name} is not known: {hint} {listed}; --facts FILE.toml adds rows.")
+
+
+def device_of_model(model: str, devices: Mapping[str, Device]) -> Device | None:
+    """The row of a GPU as its driver calls it, or None: `NVIDIA H100 80GB HBM3` -> `H100-SXM`.
+
+    Rows are of boards with links, so one without them (PCIe, NVL) has none.
+    """
+    if re.search(r"PCIe|NVL", model):
+        return None
+    words = set(re.split(r"[^A-Za-z0-9]+", model))
+    return next((device for name, device in devices.items() if name.split("-")[0] in words), None)
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

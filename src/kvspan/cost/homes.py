@@ -11,8 +11,9 @@ Each part is the one that `cost.steptime` gives; nothing is computed anew.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvspan.cost.steptime import Deployment, StepCost, StepWork
+from kvspan.cost.steptime import Deployment, StepCost
 from kvspan.cost.weights import rank_weights
+from kvspan.cost.work import StepWork
 
 NOTHING = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0)
 

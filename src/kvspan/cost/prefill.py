@@ -150,12 +150,14 @@ def workspace_tokens(
 ) -> int:
     """Cached tokens that a rank gathers or expands at once: whole blocks, and equal shares of the group.
 
+    While one half is attended to the other is gathered, so a rank's share is even.
+
     Raises:
         ConfigError: what was asked is less than that.
     """
     dims, heads = model.head_dims, topology.query_heads(0, model.heads).size
     token_bytes = heads * (dims.query + dims.out) * dtype_bytes
-    unit = math.lcm(asked.block_size, topology.dcp_size)
+    unit = math.lcm(asked.block_size, 2 * topology.dcp_size)
     tokens = asked.cp_workspace_tokens
     if tokens is None:
         return max(WORKSPACE_BYTES // token_bytes // unit, 1) * unit

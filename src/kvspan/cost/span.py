@@ -11,6 +11,7 @@ from kvspan.config.model import ModelConfig
 from kvspan.config.sizes import format_bytes
 from kvspan.cost.choice import Choice
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.timed import Timed
 from kvspan.cost.weights import active_params, copies_at_home
 from kvspan.errors import ConfigError
 from kvspan.topology import Topology
@@ -35,6 +36,7 @@ def choose_span(
     comm: str,
     device: str,
     kv_dtype_bytes: int,
+    timed: Timed | None = None,
 ) -> Choice[int]:
     """Tokens up to which a request stays on one home; 0 = every request spans its DCP group.
 
@@ -46,6 +48,7 @@ def choose_span(
         comm: transport of collectives.
         device: `cpu` or `cuda`.
         kv_dtype_bytes: bytes of a cached element.
+        timed: step times of the layout on this machine, if they are known.
 
     Raises:
         ConfigError: requests cannot be kept at home in the layout.
@@ -57,11 +60,14 @@ def choose_span(
         return Choice(asked.dcp_span_threshold)
     w = topology.dcp_size
     token_bytes = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=kv_dtype_bytes)
-    saved_s = token_bytes / model.num_layers * (1 - 1 / w) / BANDWIDTH_BYTES_S[device]
-    threshold = max(int(EXCHANGE_S[comm] / saved_s), 1)
+    exchange_s, bandwidth = EXCHANGE_S[comm], BANDWIDTH_BYTES_S[device]
+    if timed is not None:
+        exchange_s, bandwidth = timed.exchange_s("a2a", 1), timed.kv_bytes_s
+    saved_s = token_bytes / model.num_layers * (1 - 1 / w) / bandwidth
+    threshold = max(int(exchange_s / saved_s), 1)
     return Choice(
         threshold,
-        f"an exchange over {comm} takes about {EXCHANGE_S[comm] * 1e6:.0f} us a layer, in which a rank "
+        f"an exchange over {comm} takes about {exchange_s * 1e6:.0f} us a layer, in which a rank "
         f"reads what {w} ranks save each other of {threshold:,} tokens.",
     )
 

@@ -14,16 +14,15 @@ bytes of the cache from `cost.memory`, rates and latencies from `cost.facts`; no
 Knows no queue and no policy: what is in a step is told (`StepWork`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from kvspan.config.model import ModelConfig
 from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
+from kvspan.cost.rows import least_tokens_to_split
 from kvspan.cost.traffic import (
     LSE_BYTES,
     SUM_BYTES,
@@ -37,9 +36,11 @@ from kvspan.cost.weights import (
     Matrix,
     RankWeights,
     WeightDtypes,
-    absorbed_params,
+    answered_params,
+    asking_params,
     rank_weights,
 )
+from kvspan.cost.work import StepWork, Ways, distinct_experts
 from kvspan.topology import Topology
 
 ACTIVATION_BYTES = 2
@@ -95,112 +96,6 @@ class Deployment:
     habits: Habits = KVSPAN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepWork:
-    """What is in a step, in sums over its rows; numbers may be means, and so not whole.
-
-    Args:
-        num_tokens: R, rows in the sense of the mathematics: tokens computed.
-        num_sampled: of them that a token is sampled after.
-        keys: of each sequence, keys in the cache that its rows see, summed: they are read once.
-        pairs: (row, key) pairs that attention computes.
-        expanded_tokens: rows of latent attention for which keys and values are made of latents.
-        expanded_keys: part of `keys` that is made so.
-        expanded_pairs: part of `pairs` of those rows.
-        local_tokens: rows that stay with their heads, and exchange nothing.
-        gathered_keys: part of `keys` that come to them: what was cached before the step.
-    """
-
-    num_tokens: float
-    num_sampled: float
-    keys: float
-    pairs: float
-    expanded_tokens: float = 0.0
-    expanded_keys: float = 0.0
-    expanded_pairs: float = 0.0
-    local_tokens: float = 0.0
-    gathered_keys: float = 0.0
-
-    @classmethod
-    def of(
-        cls, chunks: Iterable[tuple[int, int]], *, num_sampled: int, ways: "Ways | None" = None
-    ) -> "StepWork":
-        """Sums over the sequences of a step.
-
-        Args:
-            chunks: (tokens computed before, tokens to compute) of each sequence.
-            num_sampled: sequences that get a token.
-            ways: of attention; None = every row asks the cache.
-        """
-        tokens = keys = 0
-        pairs = 0.0
-        prompts = []
-        for start, num_tokens in chunks:
-            tokens += num_tokens
-            keys += start + num_tokens
-            pairs += num_tokens * (start + (num_tokens + 1) / 2)
-            if num_tokens > 1:
-                prompts.append((start, num_tokens))
-        special = ways.of(prompts) if ways is not None else {}
-        return cls(num_tokens=tokens, num_sampled=num_sampled, keys=keys, pairs=pairs, **special)
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Which rows of prompts attend in a way of their own; a decoded token always asks the cache.
-
-    Args:
-        expand_from: tokens of a sequence from which on its latents are expanded.
-        rule: which sequences have their keys gathered, and so stay with their heads.
-        latent: whether what is gathered is latents, which are then expanded.
-    """
-
-    expand_from: int
-    rule: PrefillRule
-    latent: bool
-
-    def of(self, prompts: Sequence[tuple[float, float]]) -> dict[str, float]:
-        """The fields of `StepWork` that these prompts make.
-
-        Args:
-            prompts: (tokens computed before, tokens to compute) of each.
-        """
-        if not prompts:
-            return {}
-        start, rows = np.array(prompts).T
-        local = self.rule.gathers(rows.astype(np.int64), start.astype(np.int64))
-        expanded = (rows >= self.expand_from) | (local & self.latent)
-        return {
-            "expanded_tokens": float(rows[expanded].sum()),
-            "expanded_keys": float((start + rows)[expanded].sum()),
-            "expanded_pairs": float((rows * (start + (rows + 1) / 2))[expanded].sum()),
-            "local_tokens": float(rows[local].sum()),
-            "gathered_keys": float(start[local].sum()),
-        }
-
-
-def decode_work(context_tokens: float, *, batch: float) -> StepWork:
-    """A step in which each of `batch` sequences of `context_tokens` tokens gets one more.
-
-    Args:
-        context_tokens: tokens that each row sees, itself included.
-        batch: rows.
-    """
-    keys = context_tokens * batch
-    return StepWork(num_tokens=batch, num_sampled=batch, keys=keys, pairs=keys)
-
-
-def distinct_experts(num_experts: int, *, experts_per_token: int, num_tokens: float) -> float:
-    """Experts of a layer that some row of a step goes to, expected when rows choose evenly.
-
-    Args:
-        num_experts: E, that there are.
-        experts_per_token: k.
-        num_tokens: rows.
-    """
-    return float(num_experts * (1 - (1 - experts_per_token / num_experts) ** num_tokens))
-
-
 class StepCost:
     """Times of a deployment's steps.
 
@@ -222,6 +117,7 @@ class StepCost:
         self.num_heads = topology.query_heads(0, model.heads).size
         self.ways = Ways(
             expand_from=NEVER if model.mla is None else least_rows_to_expand(model.mla),
+            cut_from=least_tokens_to_split(topology.pcp_size, self.rates),
             rule=PrefillRule.of(
                 on.habits.prefill_strategy,
                 model,
@@ -240,14 +136,12 @@ class StepCost:
         return sum(self.parts_s(work).values())
 
     def parts_s(self, work: StepWork) -> dict[str, float]:
-        """Seconds of a step by what they go to; all layers together."""
+        """Seconds of a step by what they go to; all layers together, on the busiest PCP coordinate."""
         model, rates = self.on.model, self.rates
-        rows = work.num_tokens / self.on.topology.pcp_size
+        rows = work.busiest_rows(self.on.topology.pcp_size)
         layers, w = model.num_layers, self.weights
-        absorbed_rows = (work.num_tokens - work.expanded_tokens) / self.on.topology.pcp_size
         return {
-            "projections": layers
-            * (self._matrices_s(w.attention, rows) + self._absorb_s(work, absorbed_rows)),
+            "projections": layers * (self._matrices_s(w.attention, rows) + self._absorb_s(work)),
             "attention": layers * self._attention_s(work),
             "gather queries": layers * self._gathers_s(work),
             "exchange": layers * self._exchanges_s(work),
@@ -261,22 +155,26 @@ class StepCost:
         }
 
     def gather_queries_s(self, num_tokens: float, *, latent: bool) -> float:
-        """Seconds in which a DCP group's ranks gather the queries of a layer; none if each has them all.
+        """Seconds in which the queries of a layer come to all who hold keys for them.
+
+        First the ranks of a coordinate gather the columns of its rows, if they do not make them all, and
+        then the coordinates hand one another their rows.
 
         Args:
-            num_tokens: rows.
+            num_tokens: rows of all coordinates.
             latent: whether they come as they ask latents.
         """
-        w, dims = self.on.topology.dcp_size, self.on.model.head_dims
-        if self.on.replicate_q or w == 1 or not num_tokens:
+        topology, dims = self.on.topology, self.on.model.head_dims
+        if topology.dcp_size == 1 or not num_tokens:
             return 0.0
+        head_dim = dims.key if latent else dims.query
+        makers = 1 if self.on.replicate_q else topology.tp_ranks_per_dcp
         sent = query_gather_bytes_per_row(
-            num_heads=self.num_heads,
-            head_dim=dims.key if latent else dims.query,
-            dcp_size=w,
-            dtype_bytes=ACTIVATION_BYTES,
+            num_heads=self.num_heads, head_dim=head_dim, dcp_size=makers, dtype_bytes=ACTIVATION_BYTES
         )
-        return self._collective_s("ag", sent * num_tokens, w)
+        columns = self._collective_s("ag", sent * num_tokens / topology.pcp_size, makers)
+        whole = num_tokens * self.num_heads * head_dim * ACTIVATION_BYTES
+        return columns + self.on.device.collective_s("ag", whole, num_ranks=topology.pcp_size)
 
     def exchange_s(self, num_tokens: float, *, latent: bool) -> float:
         """Seconds in which partial results of a layer meet.
@@ -306,16 +204,20 @@ class StepCost:
         gathered = self._collective_s("ag", lse * num_tokens, w)
         return gathered + self._collective_s("rs", summed * num_tokens, w)
 
-    def _absorb_s(self, work: StepWork, rows: float) -> float:
-        """Asking latents, or making keys and values of them."""
-        mla = self.on.model.mla
+    def _absorb_s(self, work: StepWork) -> float:
+        """Asking latents, or making keys and values of them: of one's own, or of all for own heads."""
+        mla, topology = self.on.model.mla, self.on.topology
         if mla is None:
             return 0.0
-        up = self.weights.absorb[0]
-        asked = absorbed_params(mla, self.on.topology, num_heads=self.num_heads)
-        expanded = self._local(work.expanded_keys)
-        flops_rows = rows * asked / up.params + expanded  # in rows of the whole matrix
-        return self._matrices_s((up, up), flops_rows / 2) if flops_rows else 0.0
+        up, absorbed = self.weights.absorb[0], work.num_tokens - work.expanded_tokens
+        # Where queries travel, all of them ask here; else those of this coordinate.
+        asking = absorbed if topology.dcp_size > 1 else self._own(work, absorbed)
+        asked = asking * asking_params(mla, num_heads=self.num_heads)
+        answered = answered_params(mla, topology, num_heads=self.num_heads)
+        expanded = self._local(work.expanded_keys - work.local_keys)
+        own_heads = work.local_keys / topology.tp_ranks_per_dcp
+        rows = (asked + self._own(work, absorbed) * answered) / up.params + expanded + own_heads
+        return self._matrices_s((up, up), rows / 2) if rows else 0.0
 
     def _attention_s(self, work: StepWork) -> float:
         """Attention over this rank's keys, as they are cached or as they are made of latents."""
@@ -325,11 +227,11 @@ class StepCost:
             2
             * self.num_heads
             * (
-                (dims.key + dims.value) * self._shared(asking)
-                + (dims.query + dims.out) * self._shared(work.expanded_pairs)
+                (dims.key + dims.value) * self._shared(work, asking)
+                + (dims.query + dims.out) * self._shared(work, work.expanded_pairs)
             )
         )
-        read = self._local(work.keys) * self._kv_layer_bytes
+        read = self._read(work) * self._kv_layer_bytes
         return max(read / (rates.kv_gbs * 1e9), flops / (rates.attention_tflops * 1e12)) + self._kernel_s
 
     def _gathers_s(self, work: StepWork) -> float:
@@ -354,15 +256,17 @@ class StepCost:
     def _gather_keys_s(self, work: StepWork) -> float:
         """New keys and values, which PCP ranks hand to one another, and cached ones for local rows."""
         model, topology = self.on.model, self.on.topology
-        new = work.num_tokens * self._kv_layer_bytes
-        sent = work.gathered_keys * key_gather_bytes_per_token(
-            num_kv_heads=topology.kv_heads(0, model.heads).size,
-            cached_dim=model.head_dims.cached,
+        num_kv_heads, cached = topology.kv_heads(0, model.heads).size, model.head_dims.cached
+        gathers = 1 if self.ways.latent else 2  # keys and values go one by one
+        new = work.num_tokens * num_kv_heads * cached * ACTIVATION_BYTES
+        handed = self.on.device.collective_s("ag", new / gathers, num_ranks=topology.pcp_size)
+        sent = key_gather_bytes_per_token(
+            num_kv_heads=num_kv_heads,
+            cached_dim=cached,
             dcp_size=topology.dcp_size,
             dtype_bytes=ACTIVATION_BYTES,
         )
-        handed = self.on.device.collective_s("ag", new, num_ranks=topology.pcp_size)
-        return handed + (self._collective_s("ag", sent, topology.dcp_size) if sent else 0.0)
+        return gathers * handed + self._collective_s("ag", work.gathered_keys * sent, topology.dcp_size)
 
     def _experts_s(self, rows: float) -> float:
         """Shared experts, and of routed ones those that a row goes to: their weights are read once."""
@@ -384,10 +288,13 @@ class StepCost:
         return self.on.device.collective_s("ar", whole, num_ranks=self.on.topology.tp_size)
 
     def _logits_s(self, num_sampled: float) -> float:
-        t = self.on.topology.tp_size
-        whole = num_sampled * self.on.model.vocab_size * LOGIT_BYTES
-        gathered = self.on.device.collective_s("ag", whole, num_ranks=t)
-        return self._matrices_s((self.weights.head,), num_sampled) + gathered
+        """One PCP coordinate makes them, of the final states that the others hand it."""
+        topology, model, gather_s = self.on.topology, self.on.model, self.on.device.collective_s
+        states = num_sampled * model.hidden_size * ACTIVATION_BYTES
+        handed = gather_s("ag", states, num_ranks=topology.pcp_size)
+        whole = num_sampled * model.vocab_size * LOGIT_BYTES
+        gathered = gather_s("ag", whole, num_ranks=topology.tp_size)
+        return handed + self._matrices_s((self.weights.head,), num_sampled) + gathered
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
         return sum(self._operator_s(m.num_bytes, 2 * m.params * rows, m.dtype) for m in matrices)
@@ -406,14 +313,27 @@ class StepCost:
 
     def _collective_s(self, op: str, sent_bytes: float, num_ranks: int) -> float:
         """A collective in which a rank sends so many bytes: facts go by the whole buffer."""
-        whole = sent_bytes * num_ranks / (num_ranks - 1)
+        whole = sent_bytes * num_ranks / max(num_ranks - 1, 1)
         return self.on.device.collective_s(op, whole, num_ranks=num_ranks)
 
     def _local(self, keys: float) -> float:
         """Of the keys of sequences, what this rank keeps."""
         return keys / self.on.topology.dcp_size
 
-    def _shared(self, pairs: float) -> float:
+    def _own(self, work: StepWork, amount: float) -> float:
+        """Of what is shared out by rows, the busiest coordinate's part."""
+        share = work.busiest_rows(self.on.topology.pcp_size) / work.num_tokens if amount else 0.0
+        return amount * share
+
+    def _read(self, work: StepWork) -> float:
+        """Keys that attention reads here: a rank's share, or in a whole copy those of its own rows."""
+        return self._own(work, work.keys) if self._has_copies else self._local(work.keys)
+
+    def _shared(self, work: StepWork, pairs: float) -> float:
         """Of (row, key) pairs, what this rank computes: rows are shared by PCP, keys by DCP."""
-        p, w = self.on.topology.pcp_size, self.on.topology.dcp_size
-        return pairs / (p if w == 1 else w)
+        return self._own(work, pairs) if self._has_copies else self._local(pairs)
+
+    @property
+    def _has_copies(self) -> bool:
+        """Whether each PCP coordinate has whole sequences, and so works for its own rows alone."""
+        return self.on.topology.dcp_size == 1

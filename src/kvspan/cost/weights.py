@@ -201,10 +201,10 @@ def _attention(
     model: ModelConfig, topology: Topology, *, replicate_q: bool, whole_output: bool, dtype: str
 ) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
     """A layer's projections, and of latent attention what makes keys and values."""
-    hidden, dims = model.hidden_size, model.head_dims
+    hidden, dims, parts = model.hidden_size, model.head_dims, topology.tp_ranks_per_dcp
     heads = topology.query_heads(0, model.heads).size
-    query = _piece(heads * dims.query, 1 if replicate_q else topology.dcp_size)
-    out = Matrix(_piece(heads * dims.out, 1 if whole_output else topology.dcp_size) * hidden, dtype)
+    query = _piece(heads * dims.query, 1 if replicate_q else parts)
+    out = Matrix(_piece(heads * dims.out, 1 if whole_output else parts) * hidden, dtype)
     if model.mla is None:
         kv = topology.kv_heads(0, model.heads).size * dims.cached
         return (Matrix((query + kv) * hidden, dtype), out), ()
@@ -217,17 +217,27 @@ def _attention(
     return (*through, down, out), (up,)
 
 
-def absorbed_params(mla: MlaConfig, topology: Topology, *, num_heads: int) -> int:
-    """Elements that a row multiplies to ask latents, and to make values of what they answer.
+def asking_params(mla: MlaConfig, *, num_heads: int) -> int:
+    """Elements that a row multiplies to ask latents, for all heads of its group.
+
+    Args:
+        mla: sizes.
+        num_heads: H / A.
+    """
+    return num_heads * mla.nope_dim * mla.kv_lora_rank
+
+
+def answered_params(mla: MlaConfig, topology: Topology, *, num_heads: int) -> int:
+    """Elements that a row multiplies to make values of what latents answer.
 
     Args:
         mla: sizes.
         topology: a legal layout.
-        num_heads: H / A, of which each rank asks for all and makes values of those its slice touches.
+        num_heads: H / A, of which each rank makes values of those that its slice touches.
     """
-    slice_ = cut(num_heads * mla.value_dim, parts=topology.dcp_size, index=topology.dcp_size - 1)
-    touched = touched_heads(slice_, mla.value_dim).size
-    return (num_heads * mla.nope_dim + touched * mla.value_dim) * mla.kv_lora_rank
+    parts = topology.tp_ranks_per_dcp
+    slice_ = cut(num_heads * mla.value_dim, parts=parts, index=parts - 1)
+    return touched_heads(slice_, mla.value_dim).size * mla.value_dim * mla.kv_lora_rank
 
 
 def _mlp(hidden: int, inner: int, dtype: str) -> tuple[Matrix, ...]:

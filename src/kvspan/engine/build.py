@@ -1,6 +1,7 @@
 """From what was asked to a running engine: find the model, make the choices, start the ranks."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from kvspan.config.model import ModelConfig, parse_model_config, token_ids, with
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine
 from kvspan.cost.choose import resolve as choose
+from kvspan.cost.facts import device_of_model, load_devices
 from kvspan.engine.core import EngineCore
 from kvspan.engine.engine import Engine
 from kvspan.errors import ConfigError
@@ -128,9 +130,21 @@ def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecu
 
 def this_machine() -> Machine:
     """Facts about the machine that ranks will run on."""
+    num_gpus = torch.cuda.device_count()
     return Machine(
-        cores=len(os.sched_getaffinity(0)), num_gpus=torch.cuda.device_count(), no_shm=shm_refusal()
+        cores=len(os.sched_getaffinity(0)),
+        num_gpus=num_gpus,
+        no_shm=shm_refusal(),
+        facts=device_of_model(_gpu_model(), load_devices()) if num_gpus else None,
     )
+
+
+def _gpu_model(listed: Path = Path("/proc/driver/nvidia/gpus")) -> str:
+    """What the driver calls the first GPU: torch would make a context on it to say so."""
+    for file in sorted(listed.glob("*/information")):
+        if match := re.search(r"^Model:\s*(.+)$", file.read_text(), re.MULTILINE):
+            return match[1]
+    return ""
 
 
 def _with_eos(model: ModelConfig, more: Sequence[int]) -> ModelConfig:

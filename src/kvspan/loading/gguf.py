@@ -1,7 +1,7 @@
 """Checkpoints as GGUF files, seen as if they were Hugging Face ones. Knows no model's code.
 
-Translates the metadata to a `config.json`, the tensors' names to Hugging Face's, and undoes what the
-converter of llama.cpp did to values. Quantised values become bfloat16 as they are read.
+Translates the tensors' names to Hugging Face's, and undoes what the converter of llama.cpp did to
+values. Quantised values become bfloat16 as they are read. The metadata is `gguf_config`'s affair.
 """
 
 import re
@@ -18,11 +18,9 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from kvspan.errors import ModelError
+from kvspan.loading.gguf_config import ARCHITECTURES, ROPE_DIVISORS, translate_config
 from kvspan.loading.gguf_file import GgufFile, StoredTensor, read_gguf
-from kvspan.loading.gguf_tokenizer import end_token_ids
 from kvspan.topology import Span
-
-_ROPE_DIVISORS = "rope_freqs.weight"
 
 _NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -44,27 +42,6 @@ _NAMES_IN_LAYER = {
 }
 _VALUES_AT_ONCE = 1 << 22
 """Values dequantised at a time: float32 on the way to bfloat16, which needs room."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Architecture:
-    """How llama.cpp's name for a kind of model is read.
-
-    Args:
-        hf_class: Hugging Face's name for it.
-        pairs_are_neighbours: rows of q and k were reordered so that the two elements that rotary
-            embedding turns together lie side by side, instead of half a head apart.
-    """
-
-    hf_class: str
-    pairs_are_neighbours: bool
-
-
-_ARCHITECTURES = {
-    "llama": _Architecture("LlamaForCausalLM", pairs_are_neighbours=True),
-    "qwen2": _Architecture("Qwen2ForCausalLM", pairs_are_neighbours=False),
-    "qwen3": _Architecture("Qwen3ForCausalLM", pairs_are_neighbours=False),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +109,13 @@ class GgufCheckpoint:
 
     def tensors(self, _wanted: Mapping[str, tuple[int, ...]], /) -> Iterator[GgufTensor]:
         """All tensors under their Hugging Face names; one that has none keeps its own."""
-        architecture = _ARCHITECTURES[self.file.metadata["general.architecture"]]
+        architecture = ARCHITECTURES[self.file.metadata["general.architecture"]]
         heads = {
             "q_proj": self.raw_config["num_attention_heads"],
             "k_proj": self.raw_config["num_key_value_heads"],
         }
         for stored in self.file.tensors:
-            if stored.name == _ROPE_DIVISORS:
+            if stored.name == ROPE_DIVISORS:
                 continue
             name = _hf_name(stored.name)
             projection = name.split(".")[-2] if "." in name else ""
@@ -156,12 +133,8 @@ def open_gguf(path: Path) -> GgufCheckpoint:
         ModelError: it is broken, of an unknown architecture, or packed in an unknown way.
     """
     file = read_gguf(path)
-    if (parts := file.metadata.get("split.count", 1)) > 1:
-        raise ModelError(
-            f"{path} is one of {parts} parts; join them with `llama-gguf-split --merge` first."
-        )
     _check_kinds(file)
-    return GgufCheckpoint(_translate_config(file), str(path), file)
+    return GgufCheckpoint(translate_config(file), str(path), file)
 
 
 def _check_kinds(file: GgufFile) -> None:
@@ -181,90 +154,6 @@ def _hf_name(name: str) -> str:
     if match and match[2] in _NAMES_IN_LAYER:
         return f"model.layers.{match[1]}.{_NAMES_IN_LAYER[match[2]]}.{match[3]}"
     return _NAMES.get(name, name)
-
-
-def _translate_config(file: GgufFile) -> dict[str, Any]:
-    """The metadata as a Hugging Face config."""
-    read = _Metadata(file)
-    stored = {tensor.name: tensor for tensor in file.tensors}
-    if "token_embd.weight" not in stored:
-        raise ModelError(f"{file.where} has no tensor token_embd.weight.")
-    num_heads, hidden_size = read.number("attention.head_count"), read.number("embedding_length")
-    head_dim = read.number("attention.key_length", default=hidden_size // max(num_heads, 1))
-    if (rotated := read.number("rope.dimension_count", default=head_dim)) != head_dim:
-        raise ModelError(
-            f"{file.where}: rotary embedding of {rotated} of a head's {head_dim} elements is not "
-            "there yet."
-        )
-    return {
-        "architectures": [read.architecture.hf_class],
-        "hidden_size": hidden_size,
-        "intermediate_size": read.number("feed_forward_length"),
-        "num_hidden_layers": read.number("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": read.number("attention.head_count_kv", default=num_heads),
-        "head_dim": head_dim,
-        "vocab_size": stored["token_embd.weight"].shape[0],
-        "max_position_embeddings": read.number("context_length"),
-        "rms_norm_eps": read.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": read.number("rope.freq_base", default=10000.0),
-        "rope_scaling": _translate_rope(read, stored.get(_ROPE_DIVISORS), head_dim),
-        "hidden_act": "silu",
-        "attention_bias": "blk.0.attn_q.bias" in stored,
-        "mlp_bias": "blk.0.ffn_gate.bias" in stored,
-        "tie_word_embeddings": "output.weight" not in stored,
-        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": end_token_ids(file.metadata),
-        "torch_dtype": "bfloat16",
-    }
-
-
-def _translate_rope(
-    read: "_Metadata", divisors: StoredTensor | None, head_dim: int
-) -> dict[str, Any] | None:
-    """Scaling of rotary frequencies as `config.model` reads it."""
-    kind = read.text("rope.scaling.type", default="none")
-    if kind not in ("none", "linear") or (kind == "linear" and divisors is not None):
-        has = f" beside {_ROPE_DIVISORS}" if kind == "linear" else " (has none, linear)"
-        raise ModelError(f'{read.where}: unknown rope scaling type "{kind}"{has}.')
-    if divisors is not None:
-        if divisors.shape != (head_dim // 2,):
-            raise ModelError(
-                f"{read.where}: {_ROPE_DIVISORS} has shape {list(divisors.shape)}, and a head's "
-                f"{head_dim} elements have {head_dim // 2} frequencies."
-            )
-        return {"rope_type": "divisors", "divisors": _unpack(divisors.blocks, divisors.kind).tolist()}
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": read.number("rope.scaling.factor")}
-    return None
-
-
-class _Metadata:
-    """Reads an architecture's keys and names the file and the key when one is not as it must be."""
-
-    def __init__(self, file: GgufFile) -> None:
-        self.where = file.where
-        self._metadata = file.metadata
-        self._prefix = str(file.metadata.get("general.architecture"))
-        if self._prefix not in _ARCHITECTURES:
-            has = ", ".join(_ARCHITECTURES)
-            raise ModelError(f'{self.where}: unknown architecture "{self._prefix}" (has {has}).')
-        self.architecture = _ARCHITECTURES[self._prefix]
-
-    def number(self, key: str, *, default: float | None = None) -> Any:
-        """A number; a missing one without `default` is an error."""
-        return self._read(key, (int, float), default)
-
-    def text(self, key: str, *, default: str) -> str:
-        """A string."""
-        return str(self._read(key, str, default))
-
-    def _read(self, key: str, kinds: type | tuple[type, ...], default: float | str | None) -> Any:
-        value = self._metadata.get(f"{self._prefix}.{key}", default)
-        if not isinstance(value, kinds):
-            what = "is missing" if value is None else f"has the unexpected value {value!r}"
-            raise ModelError(f'{self.where}: the key "{self._prefix}.{key}" {what}.')
-        return value
 
 
 _DTYPES = {

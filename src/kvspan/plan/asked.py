@@ -98,7 +98,13 @@ class PlanAsked:
     block_size: int = option(whole(8, 2**16, multiple_of=8), 64, "B: tokens of a block", _LIMITS)
     max_num_seqs: int = option(whole(1), 1024, "requests that run at once in a replica", _LIMITS)
     max_num_batched_tokens: int = option(TOKENS, 8192, "tokens of a step at the most", _LIMITS)
-    input: int = option(TOKENS, 8192, "tokens of a prompt, in the mean", _LOAD)
+    input: int | None = option(
+        TOKENS,
+        None,
+        "tokens of a prompt, in the mean",
+        _LOAD,
+        unsaid="8192, or less if the model has less room",
+    )
     output: int = option(TOKENS, 512, "tokens that it gets", _LOAD)
     shared_prefix: float = option(
         SHARE, 0.0, "share of a prompt that all requests begin with alike", _LOAD
@@ -132,12 +138,10 @@ class PlanAsked:
             # The one write: a value comes in as the user spelled it and is kept as its kind reads it.
             object.__setattr__(self, each.name, each.read(vars(self)[each.name]))
         for flag, tokens in (("--input", self.input), ("--output", self.output)):
-            if tokens > MAX_TOKENS:
+            if tokens is not None and tokens > MAX_TOKENS:
                 raise ConfigError(
                     f"{flag} {tokens} is absurd: a request has {MAX_TOKENS} tokens at most."
                 )
-        if self.new_tokens is not None and self.new_tokens > self.input:
-            raise ConfigError(f"--new-tokens {self.new_tokens} is over --input {self.input}: lower it.")
         if self.turns > 1 and self.new_tokens is None:
             raise ConfigError(
                 f"--turns {self.turns} needs --new-tokens: what a turn adds to the prompt."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from kvspan.cache.placement import home_of
 from kvspan.clock import VirtualClock
 from kvspan.cost.homes import HomesCost
-from kvspan.cost.steptime import StepWork
+from kvspan.cost.work import StepWork
 from kvspan.plan.simulate import SimulatedRanks
 from kvspan.step import Row, Sampled, Step, StepResult
 

@@ -1,4 +1,4 @@
-"""From what the user calls a model to its config: kvspan's facts, files, the hub. No weights."""
+"""From what the user calls a model to its config: kvspan's facts, files, the hub. Reads no weights."""
 
 import re
 from collections.abc import Mapping
@@ -35,14 +35,14 @@ def find_model(name: str) -> FoundModel:
 
     Args:
         name: a model that kvspan has facts of, in any case, with or without its organisation; a
-            directory with a `config.json`; a config file; or a hub id.
+            directory with a `config.json` or one `.gguf` file; a file of either kind; or a hub id.
 
     Raises:
         ModelError: it is nowhere, or lacks a key, which the sentence names.
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        return _read(name, path / "config.json")
+        return _read(name, _config_in(path))
     if path.is_file():
         return _read(path.stem, path)
     known = {_normal(file.stem): file for file in sorted(MODELS.glob("*.json"))}
@@ -52,8 +52,8 @@ def find_model(name: str) -> FoundModel:
         return _read(name, _downloaded(name))
     near = get_close_matches(_normal(name), known, n=3, cutoff=0.4) or list(known)
     raise ModelError(
-        f'No model "{name}": it is no directory with a config.json, no config file and no hub id '
-        "(org/name); "
+        f'No model "{name}": it is no directory with a config.json, no config or .gguf file and no hub '
+        "id (org/name); "
         f"of models that kvspan has facts of, the nearest are {', '.join(known[n].stem for n in near)}."
     )
 
@@ -63,11 +63,25 @@ def _normal(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
 
 
+def _config_in(directory: Path) -> Path:
+    """The config, or the one file that says it among its metadata."""
+    ggufs, config = sorted(directory.glob("*.gguf")), directory / "config.json"
+    return ggufs[0] if len(ggufs) == 1 and not config.exists() else config
+
+
 def _read(name: str, path: Path) -> FoundModel:
-    raw = read_json(path)
+    raw = _read_gguf(path) if path.suffix == ".gguf" else read_json(path)
     if not raw.get("architectures") and "text_config" not in raw:
         raw = {**raw, "architectures": ["unknown"]}  # arithmetic goes by sizes
     return FoundModel(name, text_config(raw, where=str(path)), parse_model_config(raw, where=str(path)))
+
+
+def _read_gguf(path: Path) -> dict[str, Any]:
+    """The metadata as a config; weights count as bfloat16, which is what they are computed in."""
+    from kvspan.loading.gguf_config import translate_config  # and with it a tokenizer's library
+    from kvspan.loading.gguf_file import read_gguf
+
+    return translate_config(read_gguf(path))
 
 
 def _downloaded(name: str) -> Path:

@@ -65,10 +65,8 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
         trace: requests, of which a replica gets every n-th; None = agents as the question has them.
 
     Raises:
-        ConfigError: kvspan cannot run the candidate yet, or the trace has nothing for it.
+        ConfigError: the trace has nothing for the candidate.
     """
-    if planned.missing is not None:
-        raise ConfigError(f"{planned.candidate.layout} cannot be simulated: {planned.missing}")
     asked, replicas = plan.asked, planned.candidate.replicas
     users = asked.concurrency
     if users is None and trace is None:
@@ -76,7 +74,9 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
         users = best.concurrency
     engine = Simulation(
         resolve(
-            engine_config(plan, planned, trace), plan.model.config, Machine(cores=1, num_gpus=10**6)
+            engine_config(plan, planned, trace),
+            plan.model.config,
+            Machine(cores=1, num_gpus=10**6, facts=plan.device),
         ),
         planned.cost,
         block_tokens=BLOCK_TOKENS if trace is None else trace.block_tokens,
@@ -101,16 +101,17 @@ def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> E
         trace: requests; unless the question says it, there is room for the longest of them, and a
             cache need not hold what the model could read but nobody asks. None = that there is.
     """
-    asked, candidate = plan.asked, planned.candidate
+    asked, candidate, topology = plan.asked, planned.candidate, planned.candidate.topology
     limit = asked.max_model_len
     if limit is None and trace is not None:
         longest = max(row.input_length + row.output_length for row in trace.rows)
         limit = min(longest, plan.model.config.max_position_embeddings)
-    spread = candidate.topology.dcp_size > 1
+    spread = topology.dcp_size > 1
     return EngineConfig(
         model=plan.model.name,
-        tensor_parallel_size=candidate.topology.tp_size,
-        decode_context_parallel_size=candidate.topology.dcp_size,
+        tensor_parallel_size=topology.tp_size,
+        decode_context_parallel_size=topology.dcp_size,
+        prefill_context_parallel_size=topology.pcp_size,
         block_size=asked.block_size,
         cp_kv_cache_interleave_size=candidate.interleave if spread else None,
         dcp_comm_backend=candidate.exchange if spread else "auto",

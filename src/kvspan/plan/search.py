@@ -7,12 +7,12 @@ kept with its reason. Knows no printing.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import KV_DTYPE_BYTES
-from kvspan.cost.choose import check_exchange
+from kvspan.cost.exchanges import check_exchange
 from kvspan.cost.facts import Device
 from kvspan.cost.memory import kv_bytes_per_token
 from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.timed import USUAL_INPUT
 from kvspan.cost.weights import WeightDtypes, weight_dtypes
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
@@ -103,7 +103,6 @@ class Planned:
         room: requests that all replicas hold at once.
         points: by concurrency, ascending.
         best: of them by the goal, among those that meet what was asked; None = none does.
-        missing: why kvspan cannot run it yet; None = it can.
     """
 
     candidate: Candidate
@@ -112,7 +111,6 @@ class Planned:
     room: int
     points: tuple[Point, ...]
     best: Point | None
-    missing: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,20 +198,22 @@ def load_of(asked: PlanAsked, model: FoundModel) -> Load:
     """The mean request that was asked about.
 
     Raises:
-        ConfigError: it is longer than the model's context.
+        ConfigError: it is longer than the model's context, or shorter than what is new in it.
     """
     limit = asked.max_model_len or model.config.max_position_embeddings
-    if asked.input + asked.output > limit:
+    usual = max(min(USUAL_INPUT, limit - asked.output), 1)
+    prompt = usual if asked.input is None else asked.input
+    if prompt + asked.output > limit:
         raise ConfigError(
-            f"--input {asked.input} and --output {asked.output} are over the {limit} tokens of the "
+            f"--input {prompt} and --output {asked.output} are over the {limit} tokens of the "
             "model's context: lower them, or raise --max-model-len if the model is to be stretched."
         )
-    shared = int(asked.shared_prefix * asked.input)
-    new = asked.input - shared if asked.new_tokens is None else asked.new_tokens
-    kept = max(asked.input - shared - new, 0)
-    return Load(
-        input_tokens=asked.input, output_tokens=asked.output, shared_tokens=shared, kept_tokens=kept
-    )
+    if asked.new_tokens is not None and asked.new_tokens > prompt:
+        raise ConfigError(f"--new-tokens {asked.new_tokens} is over --input {prompt}: lower it.")
+    shared = int(asked.shared_prefix * prompt)
+    new = prompt - shared if asked.new_tokens is None else asked.new_tokens
+    kept = max(prompt - shared - new, 0)
+    return Load(input_tokens=prompt, output_tokens=asked.output, shared_tokens=shared, kept_tokens=kept)
 
 
 def deployment_of(
@@ -304,7 +304,6 @@ def _planned(
         room=requests_with_room(capacity, load) * candidate.replicas,
         points=points,
         best=max(meeting, key=lambda p: _merit(asked.goal, p), default=None),
-        missing=_missing(candidate),
     )
 
 
@@ -335,40 +334,25 @@ def _sweep(asked: int | None, replicas: int, room: int, max_num_seqs: int) -> Se
     return sorted({1, max(full, 1), *(n for n in steps if n <= 2 * full)})
 
 
-def _missing(candidate: Candidate) -> str | None:
-    """What the engine itself says to the flags."""
-    t = candidate.topology
-    try:
-        EngineConfig(
-            model="planned",
-            tensor_parallel_size=t.tp_size,
-            decode_context_parallel_size=t.dcp_size,
-            prefill_context_parallel_size=t.pcp_size,
-        )
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
 def _merit(goal: str, point: Point) -> float:
     """Higher is better."""
     return -point.steady.tpot_s if goal == "latency" else point.output_tok_s_gpu
 
 
-def _rank(asked: PlanAsked, planned: Planned) -> tuple[bool, bool, float, float, int]:
-    """Orders layouts: those that meet what was asked and that kvspan runs go first."""
+def _rank(asked: PlanAsked, planned: Planned) -> tuple[bool, float, int, int, int]:
+    """Orders layouts: those that meet what was asked go first."""
     best = planned.best
     merit = _merit(asked.goal, best) if best is not None else 0.0
     tokens = planned.capacity.tokens * planned.candidate.replicas
     if asked.goal == "capacity":
         merit = float(tokens)
-    # Between equals the larger hit unit and the rarer option lose.
+    # Between equals the larger hit unit, more replicas and more coordinates lose.
     return (
         best is not None,
-        planned.missing is None,
         float(f"{merit:.6g}"),
         -planned.capacity.hit_unit,
         -planned.candidate.replicas,
+        -planned.candidate.topology.pcp_size,
     )
 
 

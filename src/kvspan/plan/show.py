@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvspan.config.sizes import format_bytes
-from kvspan.cost.steptime import decode_work
+from kvspan.cost.work import decode_work
 from kvspan.plan.replay import Simulated
 from kvspan.plan.search import Plan, Planned, Point
 
@@ -83,7 +83,7 @@ def sentences(plan: Plan) -> list[str]:
         return said
     best = plan.planned[0]
     said.append(_best(plan, best))
-    alone = _tp_alone(plan.planned)
+    alone = tp_alone(plan.planned)
     if alone is not None and alone is not best and alone.best is not None and best.best is not None:
         gain = best.best.output_tok_s_gpu / alone.best.output_tok_s_gpu
         capacity = _tokens(best) / max(_tokens(alone), 1)
@@ -105,6 +105,12 @@ def best_of_each(planned: Sequence[Planned]) -> list[Planned]:
     for each in planned:
         found.setdefault(each.candidate.layout, each)
     return list(found.values())
+
+
+def tp_alone(planned: Sequence[Planned]) -> Planned | None:
+    """The best layout without context parallelism of either kind."""
+    topologies = ((p, p.candidate.topology) for p in planned)
+    return next((p for p, t in topologies if t.dcp_size == t.pcp_size == 1), None)
 
 
 def point_rows(points: Sequence[Point]) -> list[list[str]]:
@@ -186,7 +192,6 @@ def _json_layout(p: Planned) -> dict[str, Any]:
         "interleave": p.candidate.interleave,
         "replicate_q": p.candidate.replicate_q,
         "exchange": p.candidate.exchange,
-        "not_yet": p.missing,
         "weight_bytes_per_gpu": c.weight_bytes,
         "kv_budget_bytes_per_gpu": c.kv_budget_bytes,
         "kv_bytes_per_token_per_gpu": c.kv_bytes_per_token,
@@ -222,17 +227,15 @@ def _best(plan: Plan, best: Planned) -> str:
         return f"No layout keeps {' and '.join(limits)} for any number of users that was tried."
     within = f" within {' and '.join(limits)}" if limits else ""
     flags = f"{best.candidate.layout} {best.candidate.choices}".strip()
-    yet = f" (kvspan cannot run it yet: {best.missing})" if best.missing else ""
     return (
         f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a "
-        f"second and GPU for {point.concurrency:,} users.{yet}"
+        f"second and GPU for {point.concurrency:,} users."
     )
 
 
 def _layout_row(p: Planned) -> list[str]:
-    mark = "*" if p.missing else ""
     head = [
-        p.candidate.layout + mark,
+        p.candidate.layout,
         format_bytes(p.capacity.weight_bytes),
         f"{p.capacity.kv_bytes_per_token:,.0f}",
         f"{_tokens(p):,}",
@@ -257,9 +260,3 @@ def _times(p: Point) -> list[str]:
 
 def _tokens(p: Planned) -> int:
     return p.capacity.tokens * p.candidate.replicas
-
-
-def _tp_alone(planned: Sequence[Planned]) -> Planned | None:
-    """The best layout in which no sequence is spread."""
-    alone = (p for p in planned if p.candidate.topology.dcp_size == 1 and p.missing is None)
-    return next(alone, None)

@@ -15,7 +15,8 @@ from kvspan.cache.prefix import UnitKeys
 from kvspan.clock import VirtualClock
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import kv_bytes_per_local_token
-from kvspan.cost.steptime import StepCost, StepWork
+from kvspan.cost.steptime import StepCost
+from kvspan.cost.work import StepWork
 from kvspan.engine.core import EngineCore
 from kvspan.engine.events import Event
 from kvspan.errors import RequestError

@@ -8,7 +8,8 @@ share the steps. Knows no order of arrival and no variance: the simulator does.
 from dataclasses import dataclass
 from math import ceil
 
-from kvspan.cost.steptime import StepCost, StepWork, decode_work
+from kvspan.cost.steptime import StepCost
+from kvspan.cost.work import StepWork, decode_work
 from kvspan.plan.capacity import Capacity
 from kvspan.plan.load import Load
 
@@ -78,8 +79,10 @@ def steady_state(
 
     plain = cost.step_s(decode_work(load.input_tokens + load.output_tokens / 2, batch=decoding))
     mixed = plain + _chunk_s(cost, hits, computed, min(chunk, computed * running))
-    tpot_s = (1 - with_chunk) * plain + with_chunk * mixed
-    rate = decoding / load.output_tokens / tpot_s
+    step_s = (1 - with_chunk) * plain + with_chunk * mixed
+    rate = decoding / load.output_tokens / step_s
+    by_others = with_chunk * (running - 1) / running  # nobody decodes beside their own prompt
+    tpot_s = (1 - by_others) * plain + by_others * mixed
     prompt_s = ceil(computed / chunk) * mixed
     return Steady(
         concurrency=concurrency,

@@ -21,7 +21,6 @@ from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
 from kvspan.cost.prefill import PrefillRule
-from kvspan.cost.rows import least_tokens_to_split
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
@@ -131,15 +130,13 @@ class Worker:
     def prepare(self, step: Step) -> tuple[Shares, Batch]:
         """Takes in what a step tells of requests; deals its rows out, and makes their tensors."""
         self._mirrors.learn(step)
-        topology = self._resolved.topology
-        least = least_tokens_to_split(topology.pcp_size)
         shares = Shares.of(
             step.rows,
             self._homes(step),
-            topology,
+            self._resolved.topology,
             self._rank,
             num_homes=self._resolved.num_homes,
-            least_tokens=least,
+            least_tokens=self._resolved.split_tokens,
         )
         batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
         return shares, batch

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvspan.attention.contract import KeyIndex
 from kvspan.attention.merge import Merged, merge_shards
-from kvspan.attention.prefill import Asks, Context, GatherPlan, Sees, Workspace, row_numbers
+from kvspan.attention.prefill import Asks, Context, GatherPlan, OwnHeads, Sees, Workspace, row_numbers
 from kvspan.cache.table import RankTable
 from kvspan.layout import CacheLayout
 
@@ -82,7 +83,7 @@ def placements(draw: st.DrawFn) -> tuple[Placed, int]:
     layout = CacheLayout(block_size=8, dcp_size=dcp_size, interleave=interleave)
     tokens = st.tuples(st.integers(0, 70), st.integers(1, 9))
     sequences = draw(st.lists(tokens, min_size=1, max_size=4))
-    workspace = dcp_size * draw(st.integers(1, 30))
+    workspace = 2 * dcp_size * draw(st.integers(1, 15))
     return placed(layout, sequences, draw(st.integers(0, 2**16))), workspace
 
 
@@ -145,25 +146,29 @@ def test_some_of_the_rows_see_the_same(made: tuple[Placed, int], data: st.DataOb
 
 
 @given(placements())
-def test_no_part_is_more_than_a_workspace(made: tuple[Placed, int]) -> None:
+def test_two_parts_are_no_more_than_a_workspace(made: tuple[Placed, int]) -> None:
     where, workspace = made
     plan = where.plan(0, workspace)
-    assert all(sum(part.sizes) <= workspace for part in plan.cached)
-    assert all(max(part.sizes) <= workspace // where.layout.dcp_size for part in plan.cached)
+    half = workspace // 2
+    assert all(sum(part.sizes) <= half for part in plan.cached)
+    assert all(max(part.sizes) <= half // where.layout.dcp_size for part in plan.cached)
     assert all(part.span.stop - part.span.start <= workspace for part in plan.new)
     # As few as the rank with most cached tokens allows.
     most = max(
         sum(where.tables[r][s].shares(cached)[r] for s, (cached, _) in enumerate(where.sequences))
         for r in range(where.layout.dcp_size)
     )
-    assert len(plan.cached) == -(-most // (workspace // where.layout.dcp_size))
+    assert len(plan.cached) == -(-most // (half // where.layout.dcp_size))
 
 
 def test_sequences_share_a_part_in_order() -> None:
-    """The picture of the module: a has 5 + 4 cached tokens, b has 2 + 2, and a part has room for 8."""
+    """The picture of the module: a has 5 + 4 cached tokens, b has 2 + 2, and a part has room for 8.
+
+    A workspace has room for two parts.
+    """
     layout = CacheLayout(block_size=8, dcp_size=2, interleave=1)
     made = placed(layout, [(9, 1), (4, 2)], seed=0)
-    first, second = made.plan(0, 8).cached
+    first, second = made.plan(0, 16).cached
     assert (first.sizes, second.sizes) == ((4, 4), (3, 2))
     assert first.order.tolist() == list(range(8))
     assert second.order.tolist() == [0, 1, 2, 3, 4]
@@ -190,3 +195,72 @@ def test_parts_merge_as_shards_do() -> None:
             merged.add(rows, part[rows], of_part[rows])
     wanted = merge_shards(out, lse)
     torch.testing.assert_close((merged.out, merged.lse), wanted)
+
+
+class Noting:
+    """A store, a group of one of two ranks and a kernel that note what they are asked for, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.tokens_at_once = self._tokens = 0
+        self._begun = 0
+
+    rank, size, bytes_per_token = 0, 2, 2
+
+    def read(self, blocks: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(blocks), 1, 2)
+
+    def all_gather(self, x: torch.Tensor, sizes: Sequence[int]) -> "NotedGather":
+        self._begun += 1
+        self.events.append(f"gather {self._begun}")
+        self._tokens += sum(sizes)
+        self.tokens_at_once = max(self.tokens_at_once, self._tokens)
+        return NotedGather(self, self._begun, sum(sizes))
+
+    def kernel(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        index: KeyIndex,
+        scale: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.events.append("attend")
+        return torch.zeros(*query.shape[:2], 1), torch.zeros(query.shape[:2])
+
+    def left(self, num_tokens: int) -> None:
+        self._tokens -= num_tokens
+
+
+@dataclass
+class NotedGather:
+    by: Noting
+    number: int
+    num_tokens: int
+
+    def wait(self) -> torch.Tensor:
+        self.by.events.append(f"here {self.number}")
+        self.by.left(self.num_tokens if self.number > 1 else 0)  # one part stays while it is attended to
+        return torch.zeros(self.num_tokens, 1, 2)
+
+
+def test_the_next_part_is_on_its_way_while_one_is_attended_to() -> None:
+    layout = CacheLayout(block_size=8, dcp_size=2, interleave=1)
+    made = placed(layout, [(22, 2)], seed=0)
+    noting = Noting()
+    own = OwnHeads(
+        noting.kernel,
+        noting,  # type: ignore[arg-type]
+        noting,  # type: ignore[arg-type]
+        expand=lambda vectors: (vectors[None], vectors[None]),
+        value_dim=1,
+        scale=1.0,
+    )
+    own.attend(torch.zeros(2, 1, 1), torch.zeros(2, 1, 2), made.plan(0, 16))
+    assert noting.events == [
+        "gather 1",
+        *("attend", "here 1", "gather 2"),  # the step's own tokens
+        *("attend", "here 2", "gather 3"),
+        *("attend", "here 3", "attend"),
+    ]
+    assert noting.tokens_at_once <= 16

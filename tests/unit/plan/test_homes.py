@@ -9,8 +9,9 @@ from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
 from kvspan.cost.facts import find_device, load_devices
 from kvspan.cost.homes import NOTHING, HomesCost
-from kvspan.cost.steptime import Deployment, StepCost, decode_work
+from kvspan.cost.steptime import Deployment, StepCost
 from kvspan.cost.weights import copies_at_home, weight_dtypes
+from kvspan.cost.work import decode_work
 from kvspan.plan.homes import HomeRanks
 from kvspan.plan.models import find_model
 from kvspan.plan.simulate import Simulation

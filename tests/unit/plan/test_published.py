@@ -10,8 +10,9 @@ import pytest
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
 from kvspan.cost.facts import find_device, load_devices
-from kvspan.cost.steptime import PUBLISHED, Deployment, StepCost, decode_work
+from kvspan.cost.steptime import PUBLISHED, Deployment, StepCost
 from kvspan.cost.weights import weight_dtypes
+from kvspan.cost.work import decode_work
 from kvspan.layout import CacheLayout
 from kvspan.plan.capacity import capacity_of
 from kvspan.plan.load import Agents
@@ -134,9 +135,21 @@ def p4(dcp_size: int, output: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("dcp_size", "output"), [(4, 256), (4, 512), (8, 512), (8, 1024)])
+@pytest.mark.parametrize(
+    ("dcp_size", "output"),
+    [
+        (4, 256),
+        (4, 512),
+        pytest.param(
+            4, 1024, marks=pytest.mark.xfail(strict=True, reason="1.72, and 1.60 is the bound")
+        ),
+        pytest.param(8, 256, marks=pytest.mark.xfail(strict=True, reason="1.11, and 1.13 is the bound")),
+        (8, 512),
+        (8, 1024),
+    ],
+)
 def test_p4_ratios_within_25_percent(dcp_size: int, output: int) -> None:
-    """Outputs of 512 are assumed; (8, 256) and (4, 1024) are a little outside: docs/planning.md."""
+    """Outputs of 512 are assumed; what is outside at others is said in docs/planning.md."""
     published = POINTS["P4"]["results_output_tok_s"]
     ratio = published[f"tp8_dcp{dcp_size}"] / published["tp8"]
     assert p4(dcp_size, output) / p4(1, output) == pytest.approx(ratio, rel=0.25)

@@ -9,8 +9,9 @@ import pytest
 from kvspan.cli.main import main
 from kvspan.cost.facts import find_device, load_devices
 from kvspan.cost.memory import kv_bytes_per_token
-from kvspan.cost.steptime import StepCost, StepWork, decode_work, distinct_experts
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import active_params
+from kvspan.cost.work import StepWork, decode_work, distinct_experts
 from kvspan.errors import ConfigError, LayoutError, ModelError
 from kvspan.plan.asked import PlanAsked
 from kvspan.plan.models import MODELS, find_model

@@ -1,8 +1,10 @@
 """Rows over PCP coordinates: every token once, in order, and no coordinate with much more to do."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvspan.cost.rows import least_tokens_to_split
 from kvspan.step import Row
 from kvspan.topology import Topology
 from kvspan.worker.share import Part, Parts, Shares, deal
@@ -69,17 +71,33 @@ def test_shares_of_a_rank(rows: list[Row], pcp_size: int, least: int, data: st.D
     assert shares.row_sizes == tuple(len(tokens_of(list(its))) for its in shares.travelling)
 
 
-@given(start=st.integers(0, 5000), num_tokens=st.integers(1, 5000), pcp_size=st.integers(1, 8))
-def test_causal_work_of_a_row_balances(start: int, num_tokens: int, pcp_size: int) -> None:
-    row = Row(0, start, num_tokens, True)
-    travelling, _ = deal([row], [None], pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=1)
+@given(start=st.integers(0, 5000), more=st.integers(0, 5000), pcp_size=st.integers(2, 8))
+def test_visible_pairs_differ_by_a_chunk_rows_worth_at_the_most(
+    start: int, more: int, pcp_size: int
+) -> None:
+    """Of a row that is long enough to be cut; one that 2P chunks divide is shared out evenly."""
+    least = least_tokens_to_split(pcp_size)
+    row = Row(0, start, least + more, True)
+    travelling, _ = deal(
+        [row], [None], pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=least
+    )
     pairs = [sum(part.num_pairs for part in its) for its in travelling]
-    chunk = -(-num_tokens // (2 * pcp_size))
-    # Chunks are of ceil(n / 2P) tokens, so that the last ones may be short of a few, or missing: what a
-    # coordinate lacks is at most its part of what the others have rounded up.
-    assert max(pairs) - min(pairs) <= 2 * chunk * (start + num_tokens)
-    if num_tokens % (2 * pcp_size) == 0:
+    chunk = -(-row.num_tokens // (2 * pcp_size))
+    assert max(pairs) - min(pairs) <= chunk * (start + row.num_tokens)
+    if row.num_tokens % (2 * pcp_size) == 0:
         assert max(pairs) == min(pairs)
+
+
+@pytest.mark.parametrize("pcp_size", [2, 3, 4])
+def test_short_prefills_are_not_cut(pcp_size: int) -> None:
+    """A chunk of fewer rows takes as long as its weights to read, which every coordinate does."""
+    least = least_tokens_to_split(pcp_size)
+    for num_tokens, coordinates in ((1, 1), (least - 1, 1), (least, pcp_size)):
+        row = Row(0, 0, num_tokens, True)
+        travelling, _ = deal(
+            [row], [None], pcp_size=pcp_size, num_homes=pcp_size, least_tokens_to_split=least
+        )
+        assert sum(bool(its) for its in travelling) == coordinates
 
 
 @given(num_rows=st.integers(0, 40), pcp_size=st.integers(1, 8))

@@ -1,0 +1,129 @@
+"""Step times: what PCP shares out, what it hands round, and what stays as it was."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvspan.cost.facts import find_device, load_devices
+from kvspan.cost.memory import kv_bytes_per_global_token
+from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.weights import WeightDtypes, rank_weights
+from kvspan.cost.work import StepWork, decode_work
+from kvspan.layout import CacheLayout
+from kvspan.plan.capacity import capacity_of
+from kvspan.plan.models import find_model
+from kvspan.topology import Topology
+
+MODELS = ("DeepSeek-R1", "Llama-3.1-70B", "Qwen3-235B-A22B")
+
+
+def cost_of(name: str, *, tp: int, dcp: int = 1, pcp: int = 1, replicate_q: bool = False) -> StepCost:
+    return StepCost(
+        Deployment(
+            model=find_model(name).config,
+            device=find_device("GB300", load_devices()),
+            topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
+            dtypes=WeightDtypes(),
+            kv_dtype_bytes=2,
+            replicate_q=replicate_q,
+        )
+    )
+
+
+def prompt(cost: StepCost, tokens: int, *, cached: int = 0) -> dict[str, float]:
+    return cost.parts_s(StepWork.of([(cached, tokens)], num_sampled=1, ways=cost.ways))
+
+
+@pytest.mark.parametrize("replicate_q", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_coordinate_keeps_the_weights_of_the_layout_without_others(
+    name: str, replicate_q: bool
+) -> None:
+    """Columns are cut over the W / P ranks of a coordinate, whatever the others do."""
+    model = find_model(name).config
+
+    def kept(topology: Topology) -> int:
+        weights = rank_weights(model, topology, replicate_q=replicate_q, dtypes=WeightDtypes())
+        return weights.num_bytes
+
+    for dcp_size in (1, 2, 4):
+        alone = Topology(tp_size=4, dcp_size=dcp_size)
+        assert kept(replace(alone, pcp_size=2, dcp_size=2 * dcp_size)) == kept(alone)
+    assert kept(Topology(tp_size=4, pcp_size=2)) == kept(Topology(tp_size=4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_dcp_that_spans_pcp_keeps_a_share_and_pcp_alone_a_copy(name: str) -> None:
+    model = find_model(name).config
+    alone, copies = Topology(tp_size=4), Topology(tp_size=4, pcp_size=2)
+    spread = Topology(tp_size=4, pcp_size=2, dcp_size=2)
+    each = [kv_bytes_per_global_token(model, t, kv_dtype_bytes=2) for t in (alone, copies, spread)]
+    assert each[0] == each[1] == 2 * each[2]
+    held = [
+        capacity_of(
+            cost_of(name, tp=4, pcp=pcp, dcp=dcp),
+            CacheLayout(block_size=64, dcp_size=dcp, interleave=64),
+            fraction=0.9,
+        ).tokens
+        for pcp, dcp in ((1, 1), (2, 1), (2, 2))
+    ]
+    assert held[0] == held[1]
+    assert held[2] == 2 * held[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dcp", [1, 2])
+def test_two_coordinates_halve_what_a_long_prompt_computes(name: str, dcp: int) -> None:
+    one, two = cost_of(name, tp=4), cost_of(name, tp=4, pcp=2, dcp=dcp)
+    before, after = prompt(one, 8192), prompt(two, 8192)
+    assert after["attention"] == pytest.approx(before["attention"] / 2, rel=0.1)
+    assert after["projections"] < 0.75 * before["projections"]  # latents are expanded by both
+    assert after["gather keys"] > before["gather keys"] == 0
+    assert sum(after.values()) < sum(before.values())
+
+
+def test_short_prompts_and_single_rows_gain_nothing() -> None:
+    one, two = (cost_of("Llama-3.1-70B", tp=4, pcp=pcp) for pcp in (1, 2))
+    assert prompt(two, 20)["mlp"] == prompt(one, 20)["mlp"]
+    one_row, two_rows, three = (decode_work(1000, batch=n) for n in (1, 2, 3))
+    for part in ("attention", "mlp", "all-reduce"):
+        assert two.parts_s(two_rows)[part] == one.parts_s(one_row)[part]
+        assert two.parts_s(three)[part] == pytest.approx(one.parts_s(two_rows)[part])
+
+
+def test_queries_travel_between_coordinates_even_if_each_rank_makes_them_whole() -> None:
+    work = decode_work(32768, batch=8)
+    within, across = (
+        cost_of("DeepSeek-R1", tp=4, dcp=4, pcp=pcp, replicate_q=True).parts_s(work)["gather queries"]
+        for pcp in (1, 2)
+    )
+    assert within == 0 < across
+
+
+@given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 8))
+def test_the_busiest_coordinate(whole: int, cut: int, pcp_size: int) -> None:
+    work = StepWork(num_tokens=whole + cut, num_sampled=0, keys=0, pairs=0, whole_tokens=whole)
+    assert work.busiest_rows(pcp_size) == pytest.approx(-(-whole // pcp_size) + cut / pcp_size)
+    mean = replace(work, num_tokens=work.num_tokens + 0.5, whole_tokens=whole + 0.5)
+    assert work.busiest_rows(pcp_size) <= mean.busiest_rows(pcp_size)
+    assert mean.busiest_rows(1) == pytest.approx(mean.num_tokens)
+
+
+@given(
+    st.sampled_from(MODELS),
+    st.sampled_from([(8, 1, 1), (8, 8, 1), (4, 8, 2), (4, 1, 2), (2, 4, 4)]),
+    st.integers(1, 200_000),
+    st.integers(1, 2000),
+)
+def test_more_context_and_more_rows_never_take_less(
+    name: str, layout: tuple[int, int, int], context: int, batch: int
+) -> None:
+    tp, dcp, pcp = layout
+    if name == "Llama-3.1-70B" and dcp // pcp > 1 and tp // (dcp // pcp) not in (1, 2, 4, 8):
+        return
+    cost = cost_of(name, tp=tp, dcp=dcp, pcp=pcp)
+    now = cost.step_s(decode_work(context, batch=batch))
+    assert 0 < now <= cost.step_s(decode_work(context + 1000, batch=batch))
+    assert now <= cost.step_s(decode_work(context, batch=batch + 1))
