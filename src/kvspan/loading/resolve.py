@@ -1,9 +1,7 @@
 """From what the user calls a model to its checkpoint. Knows places and formats, no model's code."""
 
-import contextlib
-import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from kvspan.loading.dummy import DummyCheckpoint
 from kvspan.loading.fetch import PACKAGES, find_packaged
 from kvspan.loading.gguf import open_gguf
 from kvspan.loading.hf_files import read_raw_config
+from kvspan.loading.hub import quiet_hub
 from kvspan.loading.lazy import Checkpoint
 from kvspan.loading.safetensors import INDEX, SINGLE, open_safetensors
 
@@ -102,7 +101,7 @@ def _download(model: str, *, weights: bool) -> Path:
 
     patterns = _CONFIG_FILES + (_WEIGHT_FILES if weights else [])
     try:
-        with _quiet_hub():
+        with quiet_hub():
             return Path(
                 snapshot_download(
                     model, allow_patterns=patterns, ignore_patterns=["*/*", "consolidated*"]
@@ -114,18 +113,6 @@ def _download(model: str, *, weights: bool) -> Path:
             f'"{model}" is neither a file or directory here, nor can it be had from the Hugging Face '
             f"hub: {first_line} (Built-in models: {', '.join(PACKAGES)}.)"
         ) from error
-
-
-@contextlib.contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Keeps the library from warning of each attempt: what comes of them is told in one sentence."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _raw_config(path: Path) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from kvspan.config.model import ModelConfig, parse_model_config, text_config
 from kvspan.cost.facts import DATA
 from kvspan.errors import ModelError
 from kvspan.loading.hf_files import read_json
+from kvspan.loading.hub import quiet_hub
 
 MODELS = DATA / "models"
 
@@ -90,7 +91,8 @@ def _downloaded(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(hf_hub_download(name, "config.json"))
+        with quiet_hub():
+            return Path(hf_hub_download(name, "config.json"))
     except (OSError, HFValidationError) as error:  # the hub's errors are OSErrors
         lines = str(error).strip().splitlines() or [type(error).__name__]
         have = ", ".join(file.stem for file in sorted(MODELS.glob("*.json")))
