@@ -242,6 +242,11 @@ class AsyncLLM:
 
         Yields:
             The whole output so far, whenever something was added. Leaving early aborts the request.
+
+        Raises:
+            RequestError: it can never run; one sentence with the numbers.
+            OutputError: it cannot be finished, and would not be if it were asked again.
+            EngineDeadError: the engine was lost.
         """
         params = sampling_params or SamplingParams()
         stream = self.add(prompt, params, priority=priority, cache_salt=cache_salt)
