@@ -20,8 +20,8 @@ from tests.server.conftest import Running, serving
 from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
 from kvspan.testing.tiny import TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SOAK_S = float(os.environ.get("KVSPAN_SOAK_S", "20"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + 2 * SOAK_S)]
 
 
 @pytest.fixture(scope="module")
