@@ -11,8 +11,9 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -158,6 +159,7 @@ def _rates(num_ranks: int, collectives: list[Collectives]) -> Rates:
     reduces = 0.0 if meeting is None else 2 * meeting.time_us("ar", 2 * _HIDDEN)
     layer_row = max(wide - layer, 0.0) / (several - one)
     row = (steps_us[few, several] - steps_us[few, one]) / (several - one) - few * layer_row
+    meetings = {} if meeting is None else _meetings_us(meeting, alone_us=layer)
     return Rates(
         num_ranks=num_ranks,
         weights_gbs=probe.weights_gbs,
@@ -168,25 +170,65 @@ def _rates(num_ranks: int, collectives: list[Collectives]) -> Rates:
         step_us=max(steps_us[few, one] - few * layer, 0.0),
         row_us=max(row, 0.0),
         layer_row_us=layer_row,
+        meeting_us=meetings,
     )
+
+
+def _meetings_us(collectives: Collectives, *, alone_us: float) -> dict[str, float]:
+    """What a layer with next to nothing to exchange takes beside collectives, by what is exchanged.
+
+    Args:
+        collectives: of as many ranks.
+        alone_us: of such a layer without DCP.
+    """
+    n, least = collectives.num_ranks, {op: points[0][1] for op, points in collectives.points_us.items()}
+
+    def layer_us(exchange: str, replicate_q: str) -> float:
+        (few, many), (one, _) = _LAYERS, _BATCHES
+        choices: dict[str, int | str] = {
+            "decode_context_parallel_size": n,
+            "dcp_comm_backend": exchange,
+            "dcp_q_replicate": replicate_q,
+        }
+        return (_step_us(n, many, one, choices) - _step_us(n, few, one, choices)) / (many - few)
+
+    merged = layer_us("a2a", "on")
+    beside = {
+        "gather": layer_us("a2a", "off") - merged - least["ag"],
+        "a2a": merged - alone_us - least["a2a"],
+        "ag_rs": layer_us("ag_rs", "on") - alone_us - least["ag"] - least["rs"],
+    }
+    return {name: max(us, 0.0) for name, us in beside.items()}
 
 
 def _tiny_cases() -> list[tuple[int, int]]:
     return [(layers, batch) for layers in _LAYERS for batch in _BATCHES]
 
 
-def _step_us(num_ranks: int, layers: int, batch: int) -> float:
-    """Microseconds in which the engine decodes a batch with a model of next to no work."""
+def _step_us(
+    num_ranks: int, layers: int, batch: int, choices: Mapping[str, int | str] = MappingProxyType({})
+) -> float:
+    """Microseconds in which the engine decodes a batch with a model of next to no work.
+
+    Args:
+        num_ranks: T.
+        layers: of the model.
+        batch: sequences.
+        choices: further options of the engine, by name.
+    """
     with tempfile.TemporaryDirectory() as directory:
         config = {**_TINY, "num_hidden_layers": layers}
         Path(directory, "config.json").write_text(json.dumps(config))
-        asked = EngineConfig(
-            model=directory,
-            load_format="dummy",
-            tensor_parallel_size=num_ranks,
-            max_model_len=256,
-            max_num_seqs=max(_BATCHES),
-            kv_cache_memory=64 << 20,
+        asked = EngineConfig.from_mapping(
+            {
+                "model": directory,
+                "load_format": "dummy",
+                "tensor_parallel_size": num_ranks,
+                "max_model_len": 256,
+                "max_num_seqs": max(_BATCHES),
+                "kv_cache_memory": 64 << 20,
+                **choices,
+            }
         )
         contender = Contender(asked)
         try:
