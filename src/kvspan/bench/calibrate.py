@@ -38,7 +38,7 @@ SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20)
 """What a rank puts in a collective."""
 _OPS = {"ag": "all_gather", "rs": "reduce_scatter", "a2a": "merge", "ar": "all_reduce"}
 """`merge` is what an all-to-all of partial results does here."""
-_WEIGHT_SHAPE, _NUM_WEIGHTS = (2048, 2048), 24  # 200 MB: past every cache
+_WEIGHT_SHAPE, _NUM_WEIGHTS = (1024, 1024), 96  # 200 MB: past every cache, in pieces of a small model
 _FEW_ROWS, _MANY_ROWS = 1, 256
 _HEADS, _HEAD_DIM, _BLOCK = (8, 4), 64, 16
 _CONTEXT = 1 << 17  # 134 MB of keys and values
