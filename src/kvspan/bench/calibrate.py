@@ -11,8 +11,9 @@ import json
 import os
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -37,11 +38,12 @@ SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20)
 """What a rank puts in a collective."""
 _OPS = {"ag": "all_gather", "rs": "reduce_scatter", "a2a": "merge", "ar": "all_reduce"}
 """`merge` is what an all-to-all of partial results does here."""
-_WEIGHT_SHAPE, _NUM_WEIGHTS = (2048, 2048), 24  # 200 MB: past every cache
+_WEIGHT_SHAPE, _NUM_WEIGHTS = (1024, 1024), 96  # 200 MB: past every cache, in pieces of a small model
 _FEW_ROWS, _MANY_ROWS = 1, 256
 _HEADS, _HEAD_DIM, _BLOCK = (8, 4), 64, 16
 _CONTEXT = 1 << 17  # 134 MB of keys and values
-_ROUNDS = 7
+_ROUNDS, _SHORT_ROUNDS = 7, 50
+"""Short ones take some 10 ms, and a moment in which others run may last longer than seven of them."""
 _TIMEOUT_S = 120.0
 _LAYERS, _BATCHES = (4, 20), (1, 16)
 _OPERATORS = 5
@@ -158,6 +160,7 @@ def _rates(num_ranks: int, collectives: list[Collectives]) -> Rates:
     reduces = 0.0 if meeting is None else 2 * meeting.time_us("ar", 2 * _HIDDEN)
     layer_row = max(wide - layer, 0.0) / (several - one)
     row = (steps_us[few, several] - steps_us[few, one]) / (several - one) - few * layer_row
+    meetings = {} if meeting is None else _meetings_us(meeting, alone_us=layer)
     return Rates(
         num_ranks=num_ranks,
         weights_gbs=probe.weights_gbs,
@@ -168,25 +171,65 @@ def _rates(num_ranks: int, collectives: list[Collectives]) -> Rates:
         step_us=max(steps_us[few, one] - few * layer, 0.0),
         row_us=max(row, 0.0),
         layer_row_us=layer_row,
+        meeting_us=meetings,
     )
+
+
+def _meetings_us(collectives: Collectives, *, alone_us: float) -> dict[str, float]:
+    """What a layer with next to nothing to exchange takes beside collectives, by what is exchanged.
+
+    Args:
+        collectives: of as many ranks.
+        alone_us: of such a layer without DCP.
+    """
+    n, least = collectives.num_ranks, {op: points[0][1] for op, points in collectives.points_us.items()}
+
+    def layer_us(exchange: str, replicate_q: str) -> float:
+        (few, many), (one, _) = _LAYERS, _BATCHES
+        choices: dict[str, int | str] = {
+            "decode_context_parallel_size": n,
+            "dcp_comm_backend": exchange,
+            "dcp_q_replicate": replicate_q,
+        }
+        return (_step_us(n, many, one, choices) - _step_us(n, few, one, choices)) / (many - few)
+
+    merged = layer_us("a2a", "on")
+    beside = {
+        "gather": layer_us("a2a", "off") - merged - least["ag"],
+        "a2a": merged - alone_us - least["a2a"],
+        "ag_rs": layer_us("ag_rs", "on") - alone_us - least["ag"] - least["rs"],
+    }
+    return {name: max(us, 0.0) for name, us in beside.items()}
 
 
 def _tiny_cases() -> list[tuple[int, int]]:
     return [(layers, batch) for layers in _LAYERS for batch in _BATCHES]
 
 
-def _step_us(num_ranks: int, layers: int, batch: int) -> float:
-    """Microseconds in which the engine decodes a batch with a model of next to no work."""
+def _step_us(
+    num_ranks: int, layers: int, batch: int, choices: Mapping[str, int | str] = MappingProxyType({})
+) -> float:
+    """Microseconds in which the engine decodes a batch with a model of next to no work.
+
+    Args:
+        num_ranks: T.
+        layers: of the model.
+        batch: sequences.
+        choices: further options of the engine, by name.
+    """
     with tempfile.TemporaryDirectory() as directory:
         config = {**_TINY, "num_hidden_layers": layers}
         Path(directory, "config.json").write_text(json.dumps(config))
-        asked = EngineConfig(
-            model=directory,
-            load_format="dummy",
-            tensor_parallel_size=num_ranks,
-            max_model_len=256,
-            max_num_seqs=max(_BATCHES),
-            kv_cache_memory=64 << 20,
+        asked = EngineConfig.from_mapping(
+            {
+                "model": directory,
+                "load_format": "dummy",
+                "tensor_parallel_size": num_ranks,
+                "max_model_len": 256,
+                "max_num_seqs": max(_BATCHES),
+                "kv_cache_memory": 64 << 20,
+                **choices,
+            }
         )
         contender = Contender(asked)
         try:
@@ -248,19 +291,19 @@ def _measure(group: Group) -> Probe:
     pack(layers)
     num_params = _NUM_WEIGHTS * _WEIGHT_SHAPE[0] * _WEIGHT_SHAPE[1]
 
-    def products(num_rows: int) -> float:
+    def products(num_rows: int, num_rounds: int) -> float:
         x = torch.randn(num_rows, _WEIGHT_SHAPE[0]).bfloat16()
-        return _seconds(lambda: [layer(x) for layer in layers], group)
+        return _seconds(lambda: [layer(x) for layer in layers], group, num_rounds)
 
     kv_bytes = 2 * _CONTEXT * _HEADS[1] * _HEAD_DIM * 2
-    reading_s = _seconds(_attention(rows=1, context=_CONTEXT), group)
+    reading_s = _seconds(_attention(rows=1, context=_CONTEXT), group, _SHORT_ROUNDS)
     rows = context = 1024
     flops = 4 * _HEADS[0] * _HEAD_DIM * rows * (context - (rows - 1) / 2)
     return Probe(
-        weights_gbs=2 * num_params / products(_FEW_ROWS) / 1e9,
-        gemm_tflops=2 * _MANY_ROWS * num_params / products(_MANY_ROWS) / 1e12,
+        weights_gbs=2 * num_params / products(_FEW_ROWS, _SHORT_ROUNDS) / 1e9,
+        gemm_tflops=2 * _MANY_ROWS * num_params / products(_MANY_ROWS, _ROUNDS) / 1e12,
         kv_gbs=kv_bytes / reading_s / 1e9,
-        attention_tflops=flops / _seconds(_attention(rows=rows, context=context), group) / 1e12,
+        attention_tflops=flops / _seconds(_attention(rows=rows, context=context), group, _ROUNDS) / 1e12,
     )
 
 
@@ -280,11 +323,11 @@ def _attention(*, rows: int, context: int) -> Callable[[], object]:
     return lambda: kernel(query, blocks, values, index, _HEAD_DIM**-0.5)
 
 
-def _seconds(call: Callable[[], object], group: Group) -> float:
+def _seconds(call: Callable[[], object], group: Group, num_rounds: int) -> float:
     """The best of some rounds that all ranks begin together: what else runs here only slows them."""
     clock, together = WallClock(), torch.zeros(1)
     taken = []
-    for _ in range(_ROUNDS + 1):
+    for _ in range(num_rounds + 1):
         group.all_reduce(together).wait()
         start_s = clock.now_s()
         call()

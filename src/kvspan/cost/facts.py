@@ -88,6 +88,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         step_us: microseconds of a step beside its operators.
         row_us: microseconds more for each row of a step.
         layer_row_us: microseconds more for each row and layer, beside operators.
+        meeting_us: microseconds of a layer beside the collectives of `gather` (of queries), `a2a` and
+            `ag_rs`; what is not there takes none.
     """
 
     num_ranks: int
@@ -99,6 +101,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     step_us: float
     row_us: float = 0.0
     layer_row_us: float = 0.0
+    meeting_us: dict[str, float] = {}
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

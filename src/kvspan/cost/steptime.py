@@ -169,12 +169,14 @@ class StepCost:
             return 0.0
         head_dim = dims.key if latent else dims.query
         makers = 1 if self.on.replicate_q else topology.tp_ranks_per_dcp
+        beside = self._beside_s("gather") if makers * topology.pcp_size > 1 else 0.0
         sent = query_gather_bytes_per_row(
             num_heads=self.num_heads, head_dim=head_dim, dcp_size=makers, dtype_bytes=ACTIVATION_BYTES
         )
         columns = self._collective_s("ag", sent * num_tokens / topology.pcp_size, makers)
         whole = num_tokens * self.num_heads * head_dim * ACTIVATION_BYTES
-        return columns + self.on.device.collective_s("ag", whole, num_ranks=topology.pcp_size)
+        rows = self.on.device.collective_s("ag", whole, num_ranks=topology.pcp_size)
+        return columns + rows + beside
 
     def exchange_s(self, num_tokens: float, *, latent: bool) -> float:
         """Seconds in which partial results of a layer meet.
@@ -195,14 +197,15 @@ class StepCost:
                 dtype_bytes=ACTIVATION_BYTES,
                 latent_dim=latent_dim,
             )
-            return self._collective_s("a2a", sent * num_tokens, w)
+            return self._collective_s("a2a", sent * num_tokens, w) + self._beside_s("a2a")
         lse = self.num_heads * LSE_BYTES * (w - 1)
         both = ag_rs_bytes_per_row(
             num_heads=self.num_heads, head_dim=dims.out, dcp_size=w, latent_dim=latent_dim
         )
         summed = (both - lse) * self.on.habits.sum_bytes / SUM_BYTES
         gathered = self._collective_s("ag", lse * num_tokens, w)
-        return gathered + self._collective_s("rs", summed * num_tokens, w)
+        scattered = self._collective_s("rs", summed * num_tokens, w)
+        return gathered + scattered + self._beside_s("ag_rs")
 
     def _absorb_s(self, work: StepWork) -> float:
         """Asking latents, or making keys and values of them: of one's own, or of all for own heads."""
@@ -310,6 +313,10 @@ class StepCost:
     @property
     def _kernel_s(self) -> float:
         return self.rates.kernel_us * 1e-6
+
+    def _beside_s(self, meeting: str) -> float:
+        """What ranks do before and after the collectives of a meeting."""
+        return self.rates.meeting_us.get(meeting, 0.0) * 1e-6
 
     def _collective_s(self, op: str, sent_bytes: float, num_ranks: int) -> float:
         """A collective in which a rank sends so many bytes: facts go by the whole buffer."""

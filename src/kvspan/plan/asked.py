@@ -125,7 +125,7 @@ class PlanAsked:
         unsaid="a sweep",
     )
     requests: int | None = option(
-        whole(1, 10_000_000), None, "requests to simulate", _LOAD, unsaid="8 a user"
+        whole(1, 10_000_000), None, "requests to simulate", _LOAD, unsaid="4 a user"
     )
     ttft: float | None = option(DURATION, None, "longest time to the first token", _LOAD, unsaid="any")
     tpot: float | None = option(

@@ -11,7 +11,7 @@ from kvspan.plan.search import Plan, Planned
 from kvspan.plan.simulate import Replay, Simulation
 from kvspan.trace.row import BLOCK_TOKENS, Trace
 
-REQUESTS_PER_USER = 8
+REQUESTS_PER_USER = 4
 """Of a simulation whose length nobody named: one to fill the cache, and some that count."""
 
 
@@ -102,8 +102,8 @@ def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> E
             cache need not hold what the model could read but nobody asks. None = that there is.
     """
     asked, candidate, topology = plan.asked, planned.candidate, planned.candidate.topology
-    limit = asked.max_model_len
-    if limit is None and trace is not None:
+    limit = plan.max_model_len(planned)
+    if asked.max_model_len is None and trace is not None:
         longest = max(row.input_length + row.output_length for row in trace.rows)
         limit = min(longest, plan.model.config.max_position_embeddings)
     spread = topology.dcp_size > 1
@@ -126,17 +126,21 @@ def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> E
     )
 
 
-def agents_of(plan: Plan) -> Agents:
-    """The users that were asked about, with prompts that are all as long in the mean."""
+def agents_of(plan: Plan, *, longest: int) -> Agents:
+    """The users that were asked about, with prompts that are all as long in the mean.
+
+    Args:
+        plan: the question.
+        longest: tokens of a request at the most.
+    """
     asked, load = plan.asked, plan.load
-    limit = asked.max_model_len or plan.model.config.max_position_embeddings
     return Agents(
         input_tokens=((1.0, load.input_tokens),),
         output_tokens=load.output_tokens,
         new_tokens=asked.new_tokens or 1,
         turns=asked.turns,
         shared_prefix=asked.shared_prefix,
-        longest=limit - load.output_tokens,
+        longest=longest - load.output_tokens,
     )
 
 
@@ -147,7 +151,8 @@ def _run(
     if trace is None:
         assert per_replica is not None, "agents are so many"
         served = -(-num_requests // replicas) if num_requests else REQUESTS_PER_USER * per_replica
-        return engine.closed_loop(agents_of(plan).users(per_replica), num_requests=served)
+        agents = agents_of(plan, longest=engine.core.resolved.max_model_len)
+        return engine.closed_loop(agents.users(per_replica), num_requests=served)
     rows = trace.rows[:num_requests][::replicas]
     if per_replica is None:
         return engine.open_loop(rows)

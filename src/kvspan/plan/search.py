@@ -152,6 +152,11 @@ class Plan:
     refused: tuple[Refused, ...]
     ways_out: tuple[str, ...] = ()
 
+    def max_model_len(self, planned: Planned) -> int:
+        """Tokens of the longest request that a candidate takes: as asked, or what it has room for."""
+        positions = self.model.config.max_position_embeddings
+        return self.asked.max_model_len or min(positions, planned.capacity.tokens)
+
     @property
     def front(self) -> list[tuple[Planned, Point]]:
         """Points that no other beats in both tokens a GPU and tokens a user, by the former."""

@@ -226,7 +226,9 @@ def _best(plan: Plan, best: Planned) -> str:
     if point is None:
         return f"No layout keeps {' and '.join(limits)} for any number of users that was tried."
     within = f" within {' and '.join(limits)}" if limits else ""
-    flags = f"{best.candidate.layout} {best.candidate.choices}".strip()
+    room = plan.max_model_len(best)
+    short = f"--max-model-len {room}" if room < plan.model.config.max_position_embeddings else ""
+    flags = " ".join(filter(None, (best.candidate.layout, best.candidate.choices, short)))
     return (
         f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a "
         f"second and GPU for {point.concurrency:,} users."

@@ -74,11 +74,12 @@ def steady_state(
     computed = load.input_tokens - hits
     budget = limits.max_num_batched_tokens
     decoding = _decoding(running, computed, load.output_tokens, budget)
-    chunk = max(budget - decoding, 1.0)
-    with_chunk = min(decoding * computed / load.output_tokens / chunk, 1.0)  # share of steps
+    arriving = decoding / load.output_tokens  # prompts a step, and one that arrives is begun at once
+    chunk = min(max(budget - decoding, 1.0), computed * max(arriving, 1.0))
+    with_chunk = min(arriving * computed / chunk, 1.0)  # share of steps
 
     plain = cost.step_s(decode_work(load.input_tokens + load.output_tokens / 2, batch=decoding))
-    mixed = plain + _chunk_s(cost, hits, computed, min(chunk, computed * running))
+    mixed = plain + _chunk_s(cost, hits, computed, chunk)
     step_s = (1 - with_chunk) * plain + with_chunk * mixed
     rate = decoding / load.output_tokens / step_s
     by_others = with_chunk * (running - 1) / running  # nobody decodes beside their own prompt
@@ -113,7 +114,7 @@ def _decoding(running: int, computed: int, output: int, budget: int) -> float:
     most = budget / (1 + computed / output)
     decoding = float(min(running, most))
     for _ in range(_ROUNDS):
-        steps = computed / max(budget - decoding, 1.0)
+        steps = max(computed / max(budget - decoding, 1.0), 1.0)
         decoding = (decoding + min(running / (1 + steps / output), most)) / 2
     return decoding
 

@@ -27,6 +27,7 @@ ROW = Device(
             step_us=700.0,
             row_us=46.0,
             layer_row_us=1e-05,
+            meeting_us={"gather": 30.5, "a2a": 5.5, "ag_rs": 80.5},
         ),
     ),
     collectives=(

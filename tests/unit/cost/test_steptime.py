@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,3 +128,20 @@ def test_more_context_and_more_rows_never_take_less(
     now = cost.step_s(decode_work(context, batch=batch))
     assert 0 < now <= cost.step_s(decode_work(context + 1000, batch=batch))
     assert now <= cost.step_s(decode_work(context, batch=batch + 1))
+
+
+def test_what_ranks_do_beside_collectives_counts_once_a_layer_where_they_meet() -> None:
+    plain, work = cost_of("Llama-3.1-70B", tp=8, dcp=1), decode_work(4096, batch=4)
+    device = plain.on.device
+    beside = {"gather": 100.0, "a2a": 10.0, "ag_rs": 50.0}
+    slow = msgspec.structs.replace(
+        device, rates=tuple(msgspec.structs.replace(r, meeting_us=beside) for r in device.rates)
+    )
+    for on, us in (
+        (plain.on, 0),
+        (replace(plain.on, topology=Topology(tp_size=8, dcp_size=2)), 110),
+        (replace(plain.on, topology=Topology(tp_size=8, dcp_size=2), replicate_q=True), 10),
+        (replace(plain.on, topology=Topology(tp_size=8, dcp_size=2), exchange="ag_rs"), 150),
+    ):
+        before, after = (StepCost(replace(on, device=each)).step_s(work) for each in (device, slow))
+        assert after - before == pytest.approx(80 * us * 1e-6, abs=1e-9)

@@ -10,6 +10,7 @@ from kvspan.plan.asked import PlanAsked
 from kvspan.plan.models import find_model
 from kvspan.plan.replay import engine_config, simulate
 from kvspan.plan.search import Plan, Planned, search
+from kvspan.plan.show import sentences
 
 
 def plan(**asked: Any) -> Plan:
@@ -64,3 +65,14 @@ def test_no_layout_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "-pcp 2" in out
     assert "cannot run" not in out
+
+
+def test_a_cache_that_holds_the_requests_and_not_the_whole_context_is_simulated() -> None:
+    """And the flags say so: the engine would refuse what a request of all positions has no room for."""
+    found = plan(model="deepseek-r1", gpus=8, input=4000, output=50, concurrency=2, requests=4)
+    planned = layout(found, "-tp 4 -dcp 2 -pcp 2")
+    assert planned.capacity.tokens < 163840
+    assert engine_config(found, planned).max_model_len == planned.capacity.tokens
+    assert simulate(found, planned).num_served >= 4
+    tight = plan(model="llama-3.1-70b", gpus=1, input=4000, output=50)
+    assert f"--max-model-len {tight.max_model_len(tight.planned[0])}" in sentences(tight)[1]

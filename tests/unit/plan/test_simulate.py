@@ -16,8 +16,11 @@ from kvspan.cost.facts import find_device, load_devices
 from kvspan.cost.steptime import Deployment, StepCost
 from kvspan.cost.weights import WeightDtypes, weight_dtypes
 from kvspan.engine.core import EngineCore
+from kvspan.plan.asked import PlanAsked
 from kvspan.plan.load import Agents, quantile
 from kvspan.plan.models import find_model
+from kvspan.plan.replay import simulate
+from kvspan.plan.search import search
 from kvspan.plan.simulate import SimulatedRanks, Simulation, TraceKeys
 from kvspan.request import SamplingParams
 from kvspan.topology import Topology
@@ -174,3 +177,28 @@ def _agents(num_users: int) -> list[Iterator[TraceRow]]:
 
 def test_weights_are_those_of_bf16_unless_said() -> None:
     assert WeightDtypes() == weight_dtypes("auto", {}, find_model("llama-3.1-8b").config)
+
+
+CODING = {"input": 67000, "output": 400, "shared_prefix": 0.5, "new_tokens": 1200, "turns": 20}
+
+
+@pytest.mark.parametrize(
+    ("model", "load", "users", "flags"),
+    [
+        ("kimi-k2.6", {**CODING, "weights_dtype": "nvfp4", "kv_cache_dtype": "fp8"}, 32, "-tp 8 -dcp 8"),
+        ("llama-3.1-70b", {"input": 8000, "output": 500}, 1, "-tp 8 -dcp 8"),
+        ("llama-3.1-70b", {"input": 8000, "output": 500}, 16, "-tp 4 -dcp 2 -pcp 2"),
+        ("qwen3-235b-a22b", {"input": 4000, "output": 300}, 16, "-tp 8 -dcp 2"),
+    ],
+)
+def test_closed_formulas_say_what_the_engine_does_while_there_is_room(
+    model: str, load: dict[str, Any], users: int, flags: str
+) -> None:
+    asked = PlanAsked.from_mapping({"model": model, "concurrency": users, "requests": 6 * users, **load})
+    device = find_device("B200-SXM", load_devices())
+    plan = search(asked, find_model(model), device)
+    planned = next(p for p in plan.planned if p.candidate.layout == flags)
+    simulated, steady = simulate(plan, planned), planned.points[0].steady
+    assert planned.points[0].output_tok_s_gpu == pytest.approx(simulated.output_tok_s_gpu, rel=0.1)
+    assert steady.tpot_s == pytest.approx(simulated.tpot_s, rel=0.1)
+    assert 0.6 < steady.ttft_s / simulated.ttft_s < 1.4
