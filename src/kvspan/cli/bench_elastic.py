@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'-tp 2 -dcp 2 ...'",
         help=f"flags of the elastic engine, from which its rivals follow; may be repeated ({_LAYOUT})",
     )
+    parser.add_argument(
+        "--over", metavar="shm,gloo", help="transports to measure by turns (--comm alone)"
+    )
     curve = parser.add_argument_group("Time of a token by context")
     curve.add_argument(
         "--context", default="256,1024,4096", metavar="N,N,...", help="tokens (256,1024,4096); 0 = none"
@@ -90,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Every layout over every transport: `--comm shm,gloo` is both."""
+    """Every layout over every transport."""
     parser = FlagParser(prog="kvspan bench elastic --layout", add_help=False)
     add_engine_flags(parser)
     typed = vars(arguments)
-    comms = str(typed.get("comm", "auto")).split(",")
+    comms = str(arguments.over or typed.get("comm", "auto")).split(",")
     found = []
     for text in arguments.layout or [_LAYOUT]:
         flags = vars(parser.parse_args(shlex.split(text)))
