@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and the picture")
     parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="the picture alone, of the first layout and transport"
+        "--svg", type=Path, metavar="FILE", help="the picture alone; of several, a file each (FILE-gloo)"
     )
     add_engine_flags(parser, positional_model=True)
 
@@ -170,5 +170,8 @@ def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
         sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
     if arguments.html is not None:
         write_text(elastic_page("A span for each request", command, found), arguments.html)
-    if arguments.svg is not None and found[0].curve:
-        save(curve_plot(found[0]), arguments.svg)
+    drawn = [each for each in found if each.curve] if arguments.svg is not None else []
+    for number, each in enumerate(drawn):
+        own = f"-{each.comm}" if len({d.layout for d in drawn}) == 1 else f"-{number}-{each.comm}"
+        path: Path = arguments.svg
+        save(curve_plot(each), path.with_stem(path.stem + own) if len(drawn) > 1 else path)
