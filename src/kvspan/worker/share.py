@@ -33,8 +33,9 @@ Numbers = NDArray[np.int64]
 ROWS_WORTH_SHARING = 16
 """New tokens of a prompt from which on a rank that is a home leaves heads to others, if that costs no
 collective: fewer are bound by reading weights."""
-ROWS_WORTH_MEETING = 1024
-"""And from which on it is worth one: a chunk of a long prompt, whose queries or keys have to travel."""
+PAIRS_WORTH_MEETING = 1 << 21
+"""(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
+more, so that traffic of short requests makes none."""
 
 
 class Part(NamedTuple):
@@ -216,7 +217,8 @@ def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDA
         [S] bool.
     """
     fresh = rule.gathers(num_rows, num_cached) & (num_cached == 0) & (num_rows >= ROWS_WORTH_SHARING)
-    by_all: NDArray[np.bool_] = fresh | (num_rows >= ROWS_WORTH_MEETING)
+    pairs = num_rows * num_cached + num_rows * num_rows // 2
+    by_all: NDArray[np.bool_] = fresh | (pairs > PAIRS_WORTH_MEETING)
     return by_all
 
 
