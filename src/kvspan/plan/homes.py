@@ -22,7 +22,7 @@ class HomeRanks(SimulatedRanks):
     """
 
     def __init__(self, homes: HomesCost, clock: VirtualClock) -> None:
-        super().__init__(homes.spread, clock)
+        super().__init__(homes.local, clock)
         self._homes, self._clock = homes, clock
         self._blocks_per_pool = 1
         self._pools: dict[int, set[int]] = {}
