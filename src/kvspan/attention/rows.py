@@ -21,7 +21,6 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from kvspan.attention.exchange import Exchange, make_exchange
 from kvspan.comm.group import Group, Piece, World
@@ -118,19 +117,6 @@ def make_reaches(name: str, groups: RowGroups, dcp: Group, *, width: int) -> tup
         return Reach(over, make_exchange(name, exchanging), slices, sharing.rank)
 
     return reach(groups.pcp, dcp, groups.columns), reach(solo(), groups.home, groups.home)
-
-
-def widened(x: Tensor, columns: Span, kept: Span) -> Tensor:
-    """[n, columns] -> [n, kept]: zeros where others have something.
-
-    Args:
-        x: some columns.
-        columns: which they are.
-        kept: columns that hold them.
-    """
-    if columns == kept:
-        return x  # as in every layout but those with a rank for a home; what is spared is a copy
-    return pad(x, (columns.start - kept.start, kept.stop - columns.stop))
 
 
 @lru_cache(maxsize=256)

@@ -102,8 +102,23 @@ def verdicts(measured: Measured) -> list[str]:
                 f", which makes its mean step at most {statistics.median(bounds):.2f} times as fast as "
                 "if all had one"
             )
+        waits = long_tpot_ratio(measured, trace)
+        if waits is not None:
+            sentence += f"; the p99 TPOT of its long requests is {waits:.2f} times that of static"
         said.append(sentence + ".")
     return said
+
+
+def long_tpot_ratio(measured: Measured, trace: str) -> float | None:
+    """The p99 TPOT of elastic's long requests over static's; None = a round had none."""
+    p99s = [
+        [each.long_tpot_ms.p99 for each in _of(measured, trace, rival) if each.long_tpot_ms]
+        for rival in (ELASTIC, STATIC)
+    ]
+    if not all(p99s):
+        return None
+    mine, its = map(statistics.median, p99s)
+    return mine / its
 
 
 def speed_ratio(measured: Measured, trace: str, rival: str) -> float:

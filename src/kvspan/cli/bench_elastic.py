@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="'-tp 2 -dcp 2 ...'",
         help=f"flags of the elastic engine, from which its rivals follow; may be repeated ({_LAYOUT})",
     )
+    parser.add_argument(
+        "--over", metavar="shm,gloo", help="transports to measure by turns (--comm alone)"
+    )
     curve = parser.add_argument_group("Time of a token by context")
     curve.add_argument(
         "--context", default="256,1024,4096", metavar="N,N,...", help="tokens (256,1024,4096); 0 = none"
@@ -67,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and the picture")
     parser.add_argument(
-        "--svg", type=Path, metavar="FILE", help="the picture alone, of the first layout and transport"
+        "--svg", type=Path, metavar="FILE", help="the picture alone; of several, a file each (FILE-gloo)"
     )
     add_engine_flags(parser, positional_model=True)
 
@@ -90,11 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Every layout over every transport: `--comm shm,gloo` is both."""
+    """Every layout over every transport."""
     parser = FlagParser(prog="kvspan bench elastic --layout", add_help=False)
     add_engine_flags(parser)
     typed = vars(arguments)
-    comms = str(typed.get("comm", "auto")).split(",")
+    comms = str(arguments.over or typed.get("comm", "auto")).split(",")
     found = []
     for text in arguments.layout or [_LAYOUT]:
         flags = vars(parser.parse_args(shlex.split(text)))
@@ -167,5 +170,8 @@ def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
         sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
     if arguments.html is not None:
         write_text(elastic_page("A span for each request", command, found), arguments.html)
-    if arguments.svg is not None and found[0].curve:
-        save(curve_plot(found[0]), arguments.svg)
+    drawn = [each for each in found if each.curve] if arguments.svg is not None else []
+    for number, each in enumerate(drawn):
+        own = f"-{each.comm}" if len({d.layout for d in drawn}) == 1 else f"-{number}-{each.comm}"
+        path: Path = arguments.svg
+        save(curve_plot(each), path.with_stem(path.stem + own) if len(drawn) > 1 else path)

@@ -27,8 +27,9 @@ class HomesCost:
 
     def __init__(self, on: Deployment) -> None:
         self.spread = StepCost(replace(on, replicate_q=True))
+        self.local = StepCost(self.spread.on)
         self.on = self.spread.on
-        self.spread.weights = rank_weights(
+        self.local.weights = rank_weights(
             on.model,
             on.topology,
             replicate_q=True,
@@ -53,12 +54,22 @@ class HomesCost:
             num_tokens=spread.num_tokens + sum(home.num_tokens for home in local),
             num_sampled=spread.num_sampled + sum(home.num_sampled for home in local),
         )
-        at_homes = [self.spread.parts_s(self._on_a_rank(spread, home)) for home in (*local, NOTHING)]
-        busiest = max(at_homes, key=lambda parts: parts["projections"] + parts["attention"])
+        at_homes = [self._at_home(spread, home) for home in (*local, NOTHING)]
+        busiest = max(at_homes, key=lambda parts: sum(parts.values()))
         meeting = self.spread.parts_s(spread)
         met = {name: meeting[name] for name in ("gather queries", "exchange", "gather keys")}
-        own = {name: busiest[name] for name in ("projections", "attention")}
-        return {**self.spread.parts_s(whole), **met, **own}
+        return {**self.spread.parts_s(whole), **met, **busiest}
+
+    def _at_home(self, spread: StepWork, home: StepWork) -> dict[str, float]:
+        """Seconds of what a rank does for spread rows, by its part of the output, and for its own."""
+        own = self._on_a_rank(NOTHING, home)
+        projections = sum(
+            cost.parts_s(work)["projections"]
+            for cost, work in ((self.spread, spread), (self.local, own))
+            if work.num_tokens
+        )
+        attention = self.spread.parts_s(self._on_a_rank(spread, home))["attention"]
+        return {"projections": projections, "attention": attention}
 
     def _on_a_rank(self, spread: StepWork, home: StepWork) -> StepWork:
         """What a home attends for: a key of its own weighs what W spread ones do, which W ranks read."""

@@ -19,7 +19,7 @@ from kvspan.layers.matmul import (
     packed_bytes,
     packing_isa,
 )
-from kvspan.layers.rows import among
+from kvspan.layers.rows import among, together
 from kvspan.topology import Span
 
 
@@ -153,27 +153,70 @@ class RowLinear(Matrix):
         )
         self.group = group
 
-    def forward(
-        self, x: Tensor, *, rows: slice | Tensor | None = None, num_rows: int | None = None
-    ) -> Tensor:
-        """The sum over the group.
-
-        Args:
-            x: [n, in_features of this rank].
-            rows: which of R rows they are, to the others of which this rank adds nothing; None = all.
-            num_rows: R.
-
-        Returns:
-            [R, out_features].
-        """
-        summand = self.product(x)
-        if rows is not None and num_rows is not None:
-            summand = among(num_rows, rows, summand, rest=self._added_bias)
-        return self.group.all_reduce(summand).wait()
+    def forward(self, x: Tensor) -> Tensor:
+        """[R, in_features of this rank] -> [R, out_features], the sum over the group."""
+        return self.group.all_reduce(self.product(x)).wait()
 
     def summand(self, x: Tensor) -> Tensor:
         """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""
         return self.product(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """Rows that have some of a rank's inputs.
+
+    Args:
+        rows: which they are.
+        values: [n, inputs.size].
+        inputs: which of the inputs that the rank keeps.
+    """
+
+    rows: slice | Tensor
+    values: Tensor
+    inputs: Span
+
+
+class OutLinear(Matrix):
+    """The output of attention: as `RowLinear`, of rows that each have some of this rank's inputs.
+
+    Args:
+        in_features: inputs that this rank keeps; may be 0.
+        out_features: width of the output, whole on every rank.
+        bias: whether there is one; every rank keeps it and the group's first rank adds it.
+        group: the ranks whose inputs together are all of them.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool, group: Group, storage: Storage
+    ) -> None:
+        super().__init__(
+            out_features, in_features, bias=bias, storage=storage, adds_bias=group.rank == 0
+        )
+        self.group = group
+
+    def forward(
+        self, parts: Sequence[Attended], *, size: int, own: slice | Tensor, num_rows: int
+    ) -> Tensor:
+        """The sum over the group.
+
+        Args:
+            parts: this rank's rows, each once; at least one part, which may have none.
+            size: how many they are.
+            own: which of all rows they are; to the others this rank adds nothing.
+            num_rows: R, of all.
+
+        Returns:
+            [R, out_features].
+        """
+        if len({part.inputs for part in parts}) == 1:
+            values = together(size, [(part.rows, part.values) for part in parts])
+            summand = self.product.over(values, parts[0].inputs)
+        else:
+            products = [(part.rows, self.product.over(part.values, part.inputs)) for part in parts]
+            summand = together(size, products)
+        summand = among(num_rows, own, summand, rest=self._added_bias)
+        return self.group.all_reduce(summand).wait()
 
 
 def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:

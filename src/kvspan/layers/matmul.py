@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from kvspan.layers.rows import row_ops
 from kvspan.native import extension, native_path, prefer_huge_pages
+from kvspan.topology import Span
 
 PANEL = 32
 """Outputs of a panel; `LINEAR_PANEL` of the native kernels."""
@@ -32,6 +33,10 @@ class Product(Protocol):
 
     def wide(self, x: Tensor) -> Tensor:
         """The same in float32, whatever the dtype of the factors."""
+        ...
+
+    def over(self, x: Tensor, inputs: Span) -> Tensor:
+        """The same of rows that have some inputs alone: x [R, inputs.size], zeros everywhere else."""
         ...
 
     def rows(self, outputs: Tensor) -> Tensor:
@@ -59,6 +64,10 @@ class PlainProduct:
     def wide(self, x: Tensor) -> Tensor:
         """See `Product`."""
         return self(x).float()
+
+    def over(self, x: Tensor, inputs: Span) -> Tensor:
+        """See `Product`."""
+        return F.linear(x, self._weight[:, inputs.start : inputs.stop], self._bias)
 
     def rows(self, outputs: Tensor) -> Tensor:
         """See `Product`."""
@@ -100,6 +109,12 @@ class PackedProduct:
     def wide(self, x: Tensor) -> Tensor:
         """See `Product`."""
         return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.float32))
+
+    def over(self, x: Tensor, inputs: Span) -> Tensor:
+        """See `Product`; panels are read whole."""
+        if inputs.size == self._inputs:
+            return self(x)
+        return self(F.pad(x, (inputs.start, self._inputs - inputs.stop)))
 
     def rows(self, outputs: Tensor) -> Tensor:
         """See `Product`."""

@@ -30,16 +30,16 @@ from kvspan.attention.contract import KeyIndex
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
 from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches, widened
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
-from kvspan.layers.linear import ColumnLinear, RowLinear, Storage
+from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import some_rows, together
+from kvspan.layers.rows import some_rows
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
@@ -105,7 +105,7 @@ class LatentAttention(nn.Module):
             value_dim=mla.value_dim,
             scale=config.softmax_scale,
         )
-        self.out = RowLinear(
+        self.out = OutLinear(
             self.kept.size, hidden, bias=config.attention_bias, group=context.tp, storage=storage
         )
 
@@ -116,24 +116,29 @@ class LatentAttention(nn.Module):
         keys, projected = self._keys(x, rotation), self.query(x)
         (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
-        none = x.new_empty(0, self.kept.size)  # what a rank without rows ends with
-        attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
+        attended: list[Attended] = []
         for reach, cut, asking in zip(self.reaches, self.cuts, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
                 query = self.queries.all_heads(some_rows(projected, rows))
                 query = self._rotated(query, rotation.of(rows))
                 values = self._over_shards(query, asking, reach, cut)
-                attended.append((rows, widened(values, reach.slice, self.kept)))
+                attended.append(Attended(rows, values, self._inputs(cut)))
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
             query = self.queries.own_heads(some_rows(projected, rows))
             query = self._rotated(query, rotation.of(rows))
             values = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
-            attended.append((rows, widened(values, self.spread.slice, self.kept)))
-        attending = together(len(x), attended)
-        out: Tensor = self.out(attending, rows=batch.attending, num_rows=num_rows)
+            attended.append(Attended(rows, values, self._inputs(self.spread)))
+        if not attended:  # a rank without rows helps to sum all the same
+            nothing = x.new_empty(0, self.spread.slice.size)
+            attended.append(Attended(slice(0, 0), nothing, self._inputs(self.spread)))
+        out: Tensor = self.out(attended, size=len(x), own=batch.attending, num_rows=num_rows)
         return out
+
+    def _inputs(self, cut: "LatentCut") -> Span:
+        """A slice of the group's columns, among those that this rank keeps."""
+        return cut.slice.shifted(-self.kept.start)
 
     def _over_shards(self, query: Tensor, asking: Asking, reach: Reach, cut: "LatentCut") -> Tensor:
         """Attention over keys that stay on their ranks.

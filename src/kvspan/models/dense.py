@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from kvspan.attention.kv_store import KvStore
 from kvspan.attention.prefill import OwnHeads
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches, widened
+from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
 from kvspan.config.model import ModelConfig
-from kvspan.layers.linear import ColumnLinear, RowLinear
+from kvspan.layers.linear import Attended, ColumnLinear, OutLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import some_rows, together
+from kvspan.layers.rows import some_rows
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
@@ -102,7 +102,7 @@ class DenseAttention(nn.Module):
             value_dim=dim,
             scale=self.scale,
         )
-        self.out = RowLinear(
+        self.out = OutLinear(
             self.kept.size, config.hidden_size, bias=traits.o_bias, group=context.tp, storage=storage
         )
 
@@ -114,15 +114,14 @@ class DenseAttention(nn.Module):
         key = rotation.apply(self.k_norm(key))
         key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
-        none = x.new_empty(0, self.kept.size)  # what a rank without rows ends with
-        attended: list[tuple[slice | Tensor, Tensor]] = [(slice(0, 0), none)]
+        attended: list[Attended] = []
         for reach, asking in zip(self.reaches, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
                 query = self.queries.all_heads(some_rows(projected, rows))
                 query = self._rotated(query, rotation.of(rows))
                 values = self._over_shards(query, asking, reach).to(x.dtype)
-                attended.append((rows, widened(values, reach.slice, self.kept)))
+                attended.append(Attended(rows, values, self._inputs(reach.slice)))
         if batch.gathered.num_keys:
             rows, its = batch.gathered.rows, batch.gathered.keys
             query = self.queries.own_heads(some_rows(projected, rows))
@@ -131,10 +130,16 @@ class DenseAttention(nn.Module):
             values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
             start = self.piece.start - self.touched.start * self.config.head_dim
             values = values[:, start : start + self.piece.size].to(x.dtype)
-            attended.append((rows, widened(values, self.piece, self.kept)))
-        attending = together(len(x), attended)
-        out: Tensor = self.out(attending, rows=batch.attending, num_rows=num_rows)
+            attended.append(Attended(rows, values, self._inputs(self.piece)))
+        if not attended:  # a rank without rows helps to sum all the same
+            nothing = x.new_empty(0, self.piece.size)
+            attended.append(Attended(slice(0, 0), nothing, self._inputs(self.piece)))
+        out: Tensor = self.out(attended, size=len(x), own=batch.attending, num_rows=num_rows)
         return out
+
+    def _inputs(self, columns: Span) -> Span:
+        """Some of the group's columns, among those that this rank keeps."""
+        return columns.shifted(-self.kept.start)
 
     def _over_shards(self, query: Tensor, asking: Asking, reach: Reach) -> Tensor:
         """[n, columns of the piece]: attention over keys that stay on their ranks."""

@@ -5,12 +5,12 @@ Where a request lies is read off the units that steps bring, as a worker does. K
 
 from collections.abc import Sequence
 
-from kvspan.cache.placement import home_of
 from kvspan.clock import VirtualClock
 from kvspan.cost.homes import HomesCost
 from kvspan.cost.work import StepWork
 from kvspan.plan.simulate import SimulatedRanks
 from kvspan.step import Row, Sampled, Step, StepResult
+from kvspan.worker.share import homes_of
 
 
 class HomeRanks(SimulatedRanks):
@@ -22,7 +22,7 @@ class HomeRanks(SimulatedRanks):
     """
 
     def __init__(self, homes: HomesCost, clock: VirtualClock) -> None:
-        super().__init__(homes.spread, clock)
+        super().__init__(homes.local, clock)
         self._homes, self._clock = homes, clock
         self._blocks_per_pool = 1
         self._pools: dict[int, set[int]] = {}
@@ -42,10 +42,19 @@ class HomeRanks(SimulatedRanks):
         for row in step.rows:
             pools = self._pools.setdefault(row.request_id, set())
             pools.update(unit // self._blocks_per_pool for unit in row.new_units)
-            home = home_of(pools, num_pools=num_homes, num_homes=num_homes)
+        pools_of_rows = [self._pools[row.request_id] for row in step.rows]
+        homes = homes_of(
+            step.rows,
+            pools_of_rows,
+            num_pools=num_homes,
+            num_homes=num_homes,
+            pcp_size=1,
+            rule=self._homes.spread.ways.rule,
+        )
+        for row, home in zip(step.rows, homes, strict=True):
             (spread if home is None else local[home]).append(row)
         self.num_steps += 1
-        self.exchange_steps += bool(spread)
+        self.exchange_steps += any(len(pools) > 1 for pools in pools_of_rows)
         self._clock.advance(self._homes.step_s(self._work(spread), [self._work(its) for its in local]))
         sampled = tuple(Sampled(row.request_id, 0 if row.sample else None) for row in step.rows)
         self._result = StepResult(step.step_id, sampled)

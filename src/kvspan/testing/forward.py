@@ -13,7 +13,6 @@ from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
-from kvspan.cache.placement import home_of
 from kvspan.cache.table import RankTable
 from kvspan.comm.local import LocalWorld
 from kvspan.config.model import parse_model_config
@@ -30,7 +29,7 @@ from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Shares, homes_of
 
 BLOCKS_PER_POOL = 256
 
@@ -194,14 +193,14 @@ def _rank(
         for step in _steps(sequences, case):
             mirrors.learn(step)
             least = case.least_tokens_to_split
-            homes = [
-                home_of(
-                    mirrors[row.request_id].table.used_pools,
-                    num_pools=case.layout.num_pools,
-                    num_homes=case.num_homes,
-                )
-                for row in step.rows
-            ]
+            homes = homes_of(
+                step.rows,
+                [mirrors[row.request_id].table.used_pools for row in step.rows],
+                num_pools=case.layout.num_pools,
+                num_homes=case.num_homes,
+                pcp_size=case.topology.pcp_size,
+                rule=rule,
+            )
             shares = Shares.of(
                 step.rows,
                 homes,

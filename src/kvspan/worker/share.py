@@ -6,13 +6,14 @@
 
 Where rows are shared out (P > 1) a home is a PCP coordinate, and its rows stay there through the whole
 network. Where they are not, it may be a rank of the DCP group (`num_homes`): all ranks take all rows
-through the network, and the home alone has to do with its rows in attention.
+through the network, and the home alone has to do with its rows in attention. Of prompts that would be
+much work for one rank each attends for its own heads all the same, and the home keeps the keys.
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Self
@@ -20,11 +21,21 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from kvspan.cache.placement import home_of
+from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import Chunk, zigzag
 from kvspan.step import Row
 from kvspan.topology import Topology
 
 Numbers = NDArray[np.int64]
+
+
+ROWS_WORTH_SHARING = 16
+"""New tokens of a prompt from which on a rank that is a home leaves heads to others, if that costs no
+collective: fewer are bound by reading weights."""
+PAIRS_WORTH_MEETING = 1 << 21
+"""(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
+more, so that traffic of short requests makes none."""
 
 
 class Part(NamedTuple):
@@ -162,6 +173,53 @@ class Shares:
         """[tokens] int64: which of the step's tokens those of some parts are."""
         places: Numbers = parts.position + self.row_offsets[parts.row]
         return places
+
+
+def homes_of(
+    rows: Sequence[Row],
+    pools: Sequence[Collection[int]],
+    *,
+    num_pools: int,
+    num_homes: int,
+    pcp_size: int,
+    rule: PrefillRule,
+) -> list[int | None]:
+    """The home that attends for each row alone; None = several ranks do.
+
+    Args:
+        rows: those of the step.
+        pools: of each, those that have any of its request's units.
+        num_pools: of the DCP group.
+        num_homes: into which it is divided.
+        pcp_size: P; 1 where ranks are homes.
+        rule: which rows have their keys gathered, and so attend head by head.
+    """
+    homes = [home_of(its, num_pools=num_pools, num_homes=num_homes) for its in pools]
+    if pcp_size > 1 or num_homes == 1:
+        return homes
+    shared = shared_out(
+        np.array([row.num_tokens for row in rows], np.int64),
+        np.array([row.start for row in rows], np.int64),
+        rule,
+    )
+    return [None if by_all else home for by_all, home in zip(shared.tolist(), homes, strict=True)]
+
+
+def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDArray[np.bool_]:
+    """Rows with a rank for a home that all ranks attend for nevertheless: it alone would take too long.
+
+    Args:
+        num_rows: [S], new tokens of each sequence.
+        num_cached: [S], tokens before those.
+        rule: which sequences have their keys gathered; one without context then needs no collective.
+
+    Returns:
+        [S] bool.
+    """
+    fresh = rule.gathers(num_rows, num_cached) & (num_cached == 0) & (num_rows >= ROWS_WORTH_SHARING)
+    pairs = num_rows * num_cached + num_rows * num_rows // 2
+    by_all: NDArray[np.bool_] = fresh | (pairs > PAIRS_WORTH_MEETING)
+    return by_all
 
 
 def deal(

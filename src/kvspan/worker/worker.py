@@ -16,7 +16,6 @@ from kvspan.attention.kv_store import CacheFormat
 from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
-from kvspan.cache.placement import home_of
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.resolved import Resolved
@@ -31,7 +30,7 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Shares, homes_of
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
 
 
@@ -168,9 +167,14 @@ class Worker:
         return StepResult(step.step_id, sampled)
 
     def _homes(self, step: Step) -> list[int | None]:
-        num_homes, num_pools = self._resolved.num_homes, self._resolved.cache_layout.num_pools
-        used = (self._mirrors[row.request_id].table.used_pools for row in step.rows)
-        return [home_of(pools, num_pools=num_pools, num_homes=num_homes) for pools in used]
+        return homes_of(
+            step.rows,
+            [self._mirrors[row.request_id].table.used_pools for row in step.rows],
+            num_pools=self._resolved.cache_layout.num_pools,
+            num_homes=self._resolved.num_homes,
+            pcp_size=self._resolved.pcp_size,
+            rule=self._rule,
+        )
 
     @staticmethod
     def _no_table() -> RankTable:

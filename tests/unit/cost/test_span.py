@@ -4,18 +4,24 @@ import pytest
 
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import parse_model_config
+from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine, resolve
 from kvspan.errors import ConfigError
+from kvspan.plan.models import find_model
 from kvspan.testing.tiny import TINY
 
 RANKS = {"tensor_parallel_size": 3, "decode_context_parallel_size": 3}
 HOMES = {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2}
 
 
-def threshold(**options: object) -> tuple[int, str | None]:
+def resolved_of(**options: object) -> Resolved:
     asked = EngineConfig.from_mapping({"model": "m", **options})
     model = parse_model_config(TINY["llama-gqa-9x3"], where="tiny")
-    resolved = resolve(asked, model, Machine(cores=2))
+    return resolve(asked, model, Machine(cores=2))
+
+
+def threshold(**options: object) -> tuple[int, str | None]:
+    resolved = resolved_of(**options)
     return resolved.span_threshold, resolved.why.get("span_threshold")
 
 
@@ -33,6 +39,38 @@ def test_a_static_layout_spreads_everything_and_says_that_a_threshold_is_idle() 
     assert threshold(**HOMES) == (0, None)
     assert threshold(**HOMES, dcp_span_threshold=100)[0] == 0
     assert threshold(**HOMES, dcp_mode="elastic", dcp_span_threshold=100) == (100, None)
+
+
+@pytest.mark.parametrize("layout", [HOMES, RANKS], ids=["coordinates", "ranks"])
+def test_the_dearer_an_exchange_the_rarer_are_steps_that_have_one(layout: dict[str, object]) -> None:
+    assert resolved_of(**layout).spread_every == 1
+    near, far = (
+        resolved_of(**layout, dcp_mode="elastic", comm=comm).spread_every for comm in ("shm", "gloo")
+    )
+    assert 1 <= near < far
+
+
+def test_a_model_whose_steps_cost_far_more_than_an_exchange_has_one_in_each() -> None:
+    model = find_model("Llama-3.1-8B").config
+    asked = EngineConfig.from_mapping(
+        {
+            "model": "m",
+            "tensor_parallel_size": 2,
+            "decode_context_parallel_size": 2,
+            "dcp_mode": "elastic",
+            "comm": "shm",
+        }
+    )
+    assert resolve(asked, model, Machine(cores=2)).spread_every == 1
+
+
+def test_a_rank_that_is_a_home_has_all_queries_of_its_group() -> None:
+    resolved = resolved_of(**RANKS, dcp_mode="elastic")
+    assert resolved.replicate_q
+    assert resolved.num_homes == 3
+    assert "copies of their weights" in resolved.why["replicate_q"]
+    assert resolved_of(**HOMES, dcp_mode="elastic").num_homes == 2
+    assert resolved_of(**RANKS).num_homes == 1
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,14 @@ def test_copies_of_projections_of_r1_are_nine_gigabytes_in_fp8() -> None:
     on = deployment()
     params = copies_at_home(on.model, on.topology)
     assert params == 61 * (1536 * 128 * 192 + 128 * 128 * 7168) * 7 // 8
-    more = HomesCost(on).spread.weights.num_bytes - StepCost(on).weights.num_bytes
+    more = HomesCost(on).local.weights.num_bytes - StepCost(on).weights.num_bytes
     assert more == pytest.approx(params, rel=1e-6)
 
 
-def test_a_step_of_spread_rows_alone_is_an_ordinary_one_with_more_weights() -> None:
+def test_a_step_of_spread_rows_alone_is_an_ordinary_one() -> None:
     homes = HomesCost(deployment())
     spread = decode_work(20_000, batch=16)
-    assert homes.parts_s(spread, []) == homes.spread.parts_s(spread)
+    assert homes.parts_s(spread, []) == StepCost(homes.on).parts_s(spread)
 
 
 def test_local_rows_exchange_nothing_and_their_home_reads_all_their_keys() -> None:

@@ -1,13 +1,15 @@
 """Rows over PCP coordinates: every token once, in order, and no coordinate with much more to do."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvspan.cost.prefill import PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
 from kvspan.step import Row
 from kvspan.topology import Topology
-from kvspan.worker.share import Part, Parts, Shares, deal
+from kvspan.worker.share import Part, Parts, Shares, deal, shared_out
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 90)).map(lambda r: Row(0, r[0], r[1], True)),
@@ -134,3 +136,14 @@ def test_ranks_that_are_homes_take_all_rows_through_the_network(
         assert {part.row for part in alone} == {i for i, home in enumerate(homes) if home == rank}
         attended += shares.places(Parts(alone)).tolist()
     assert sorted([*attended, *shares.places(Parts(spread)).tolist()]) == list(range(num_tokens))
+
+
+def test_a_home_shares_what_is_much_work_and_costs_no_collective_or_is_worth_one() -> None:
+    whole_heads = PrefillRule(row_bytes=10, token_bytes=1, least_rows=2)
+    cut_heads = PrefillRule(row_bytes=0, token_bytes=1, least_rows=2)
+    cases = [(1, 0), (16, 0), (2048, 0), (1, 100_000), (100, 1_000), (100, 30_000), (2047, 1), (3000, 0)]
+    rows, cached = np.array(cases).T
+    fresh = [False, True, True, False, False, True, False, True]
+    assert shared_out(rows, cached, whole_heads).tolist() == fresh
+    worth = [False, False, False, False, False, True, False, True]
+    assert shared_out(rows, cached, cut_heads).tolist() == worth
