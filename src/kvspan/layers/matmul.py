@@ -34,8 +34,16 @@ class Product(Protocol):
         """The same in float32, whatever the dtype of the factors."""
         ...
 
-    def rows(self, outputs: Tensor) -> Tensor:
-        """Rows of the weight: numbers [n] int64 -> [n, inputs]."""
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
+        """Rows of the weight, which is not gated.
+
+        Args:
+            numbers: [n] int64, row numbers in a larger weight of which this one is a part.
+            first: where it begins there.
+
+        Returns:
+            [n, inputs]; zeros for rows of other parts.
+        """
         ...
 
 
@@ -60,9 +68,13 @@ class PlainProduct:
         """See `Product`."""
         return self(x).float()
 
-    def rows(self, outputs: Tensor) -> Tensor:
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
-        return self._weight[outputs]
+        local = numbers - first
+        mine = (local >= 0) & (local < len(self._weight))
+        rows = self._weight.new_zeros(len(numbers), self._weight.shape[1])
+        rows[mine] = self._weight[local[mine]]
+        return rows
 
 
 class PackedProduct:
@@ -101,10 +113,12 @@ class PackedProduct:
         """See `Product`."""
         return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.float32))
 
-    def rows(self, outputs: Tensor) -> Tensor:
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
-        pairs = self._panels[outputs // PANEL, :, outputs % PANEL]  # [n, pairs]
-        return pairs.view(torch.bfloat16)[:, : self._inputs]
+        out = torch.empty(len(numbers), self._inputs, dtype=torch.bfloat16)
+        threads = torch.get_num_threads()
+        self._layer.rows(threads, numbers.data_ptr(), len(numbers), first, out.data_ptr())
+        return out
 
     def _into(self, x: Tensor, out: Tensor) -> Tensor:
         assert x.dtype == torch.bfloat16, "a packed weight is multiplied in bf16"

@@ -16,7 +16,6 @@ from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
-from kvspan.layout import NO_SLOT
 from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
@@ -194,9 +193,8 @@ def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch
 
 
 def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> Writes:
-    mine = np.flatnonzero(slots != NO_SLOT)
-    blocks, offsets = np.divmod(slots[mine], block_size)
-    return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))
+    blocks, offsets = np.divmod(slots, block_size)  # of `NO_SLOT` it is `NO_BLOCK`
+    return Writes(_tensor([blocks], device), _tensor([offsets], device))
 
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
