@@ -204,7 +204,7 @@ def among(num_rows: int, rows: slice | Tensor, part: Tensor, *, rest: Tensor | N
     Returns:
         [R, size].
     """
-    if _are_all(rows, num_rows):
+    if are_all(rows, num_rows):
         return part
     out = part.new_zeros(num_rows, part.shape[1])
     if rest is not None:

@@ -107,12 +107,13 @@ class _Shape(NamedTuple):
 
     @classmethod
     def of(cls, batch: Batch) -> "_Shape | None":
-        """The shape of a step; None if it is not one token of each sequence, all of the same reach."""
+        """The shape of a step; None if it is not one token of each sequence, all alike."""
         (reach, *others) = [i for i, asking in enumerate(batch.asking) if asking.keys.num_rows] or [0]
         asking, num_rows = batch.asking[reach], len(batch.token_ids)
         is_decode = (
             0 < asking.keys.num_rows == len(asking.keys.tables) <= MOST_ROWS
             and not others
+            and are_all(batch.attending, num_rows)
             and not batch.gathered.num_keys
             and are_all(asking.rows, num_rows)
         )
