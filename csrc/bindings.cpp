@@ -1,12 +1,21 @@
 // The border to Python, which hands over addresses, sizes and strides; nothing else here knows Python.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
 #include "attention.h"
+#include "best.h"
 #include "exchange.h"
 #include "isa.h"
 #include "pages.h"
 #include "store.h"
+#include "tape.h"
 
 namespace nb = nanobind;
 using namespace kvspan;
@@ -39,7 +48,13 @@ public:
         call.input_stride = input_stride;
         call.out = at<void>(out);
         call.wide = wide;
-        multiply(call, kernel_, threads);
+        made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); });
+    }
+
+    void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first, std::uintptr_t out) const {
+        const WeightRows call{layer_.weight, layer_.outputs, layer_.inputs, at<const std::int64_t>(numbers),
+                              count,         first,          at<void>(out)};
+        made(Work::linear, [call, threads] { take_rows(call, threads); }, {call.numbers});
     }
 
 private:
@@ -56,6 +71,22 @@ std::vector<Piece> pieces_of(const Sizes& numbers) {
     }
     return pieces;
 }
+
+// A rank that has not come in time.
+class Absent : public std::runtime_error {
+public:
+    Absent(const Sizes& members, int absent, double timeout_s)
+        : std::runtime_error(sentence(members, absent, timeout_s)) {}
+
+private:
+    static std::string sentence(const Sizes& members, int absent, double timeout_s) {
+        std::ostringstream text;
+        text << "Rank " << members[absent] << " has not come to an exchange of ranks ";
+        for (std::size_t i = 0; i < members.size(); ++i) text << (i ? ", " : "") << members[i];
+        text << " within " << timeout_s << " s.";
+        return text.str();
+    }
+};
 
 }  // namespace
 
@@ -125,14 +156,16 @@ NB_MODULE(_native, m) {
             .out = at<void>(out),
             .lse = at<float>(lse),
         };
+        const Kernel kernel = attention_kernel(isa, dtype, stored);
         nb::gil_scoped_release others_may_run;
-        attend(call, attention_kernel(isa, dtype, stored), threads);
+        made(Work::attention, [=] { attend(call, kernel, threads); },
+             {call.row_starts, call.table_starts, call.tables, call.first, call.last});
     });
 
     // clang-format off
     m.def("store", [](Dtype dtype, Dtype stored, int threads, Address rows, Size row_stride,
                       Size head_stride, int heads, int first_part, int second_part,
-                      Size count, Address which, Address blocks, Address offsets,
+                      Size count, Address blocks, Address offsets,
                       Address data, Size block, Size head, Size slot,
                       Address scales, Size scale_block, Size scale_head, Size scale_slot) {
         // clang-format on
@@ -142,7 +175,6 @@ NB_MODULE(_native, m) {
             .row_stride = row_stride,
             .head_stride = head_stride,
             .count = count,
-            .which = at<const Size>(which),
             .blocks = at<const Size>(blocks),
             .offsets = at<const Size>(offsets),
             .heads = heads,
@@ -158,10 +190,17 @@ NB_MODULE(_native, m) {
             .scale_slot_stride = scale_slot,
         };
         nb::gil_scoped_release others_may_run;
-        store(call, threads);
+        made(Work::cache, [=] { store(call, threads); }, {call.blocks, call.offsets});
     });
 
     const auto others_may_run = nb::call_guard<nb::gil_scoped_release>();
+    nb::register_exception_translator([](const std::exception_ptr& raised, void*) {
+        try {
+            std::rethrow_exception(raised);
+        } catch (const Absent& absent) {
+            PyErr_SetString(PyExc_TimeoutError, absent.what());
+        }
+    });
     nb::class_<ShmGroup>(m, "ShmGroup")
         .def(nb::init<int, std::size_t, int, int, std::size_t, int>())
         .def_static("region_bytes", &ShmGroup::region_bytes)
@@ -169,60 +208,131 @@ NB_MODULE(_native, m) {
         .def(
             "start_all_gather",
             [](ShmGroup& group, Address mine, const Sizes& sizes, Address out) {
-                group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
+                made(Work::exchange, [=, &group] {
+                    group.start_all_gather(at<std::byte>(mine), sizes, at<std::byte>(out));
+                });
             },
             others_may_run)
         .def(
             "start_all_to_all",
             [](ShmGroup& group, const Addresses& parts, const Sizes& sent, const Sizes& arriving,
-               Address out) { group.start_all_to_all(parts, sent, arriving, at<std::byte>(out)); },
+               Address out) {
+                made(Work::exchange, [=, &group] {
+                    group.start_all_to_all(parts, sent, arriving, at<std::byte>(out));
+                });
+            },
             others_may_run)
         .def(
             "start_all_reduce",
             [](ShmGroup& group, Dtype dtype, Address mine, Size count, Address out) {
-                group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
+                made(Work::exchange, [=, &group] {
+                    group.start_all_reduce(dtype, at<std::byte>(mine), count, at<std::byte>(out));
+                });
             },
             others_may_run)
         .def(
             "start_reduce_scatter",
             [](ShmGroup& group, Dtype dtype, Address mine, const Sizes& sizes, Address out) {
-                group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
+                made(Work::exchange, [=, &group] {
+                    group.start_reduce_scatter(dtype, at<std::byte>(mine), sizes, at<std::byte>(out));
+                });
             },
             others_may_run)
         .def(
             "start_merge_scatter",
             [](ShmGroup& group, Dtype dtype, Address partial, Size partial_row, Address lse,
                Size lse_row, Size head_dim, const Sizes& pieces, Address out) {
-                group.start_merge_scatter(
-                    {dtype, at<std::byte>(partial), partial_row, at<float>(lse), lse_row, head_dim},
-                    pieces_of(pieces), at<std::byte>(out));
+                const Partials partials{dtype,          at<std::byte>(partial), partial_row,
+                                        at<float>(lse), lse_row,                head_dim};
+                made(Work::exchange, [=, &group, pieces = pieces_of(pieces)] {
+                    group.start_merge_scatter(partials, pieces, at<std::byte>(out));
+                });
             },
             others_may_run)
-        .def("finish", &ShmGroup::finish, others_may_run);
+        .def(
+            "finish",
+            [](ShmGroup& group, double timeout_s, const Sizes& members) {
+                made(Work::exchange, [=, &group] {
+                    const int absent = group.finish(timeout_s);
+                    if (absent >= 0) throw Absent(members, absent, timeout_s);
+                });
+            },
+            others_may_run);
 
     nb::class_<LinearLayer>(m, "LinearLayer")
         .def(nb::init<Isa, Address, Size, Size, Address, bool>())
-        .def("__call__", &LinearLayer::operator(), others_may_run);
+        .def("__call__", &LinearLayer::operator(), others_may_run)
+        .def("rows", &LinearLayer::rows, others_may_run);
 
-    m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size stride,
-                         Address more, int size, Address weight, float eps, Address out) {
-        const RmsNorm call{at<void>(x), rows,           stride, at<void>(more),
-                           size,        at<void>(weight), eps,    at<void>(out)};
+    m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
+                         Size head_stride, int heads, Address more, int size, Address weight, float eps,
+                         Address out) {
+        const RmsNorm call{at<void>(x),    rows, row_stride,       head_stride, heads,
+                           at<void>(more), size, at<void>(weight), eps,         at<void>(out)};
+        const RowKernels& kernels = row_kernels(isa, dtype);
         nb::gil_scoped_release others_may_run;
-        run_rows(call, row_kernels(isa, dtype), threads);
+        made(Work::rows, [=, &kernels] { run_rows(call, kernels, threads); });
     });
     m.def("silu_mul", [](Isa isa, Dtype dtype, int threads, Address gate_up, Size rows, Size stride,
                          int size, Address out) {
         const SiluMul call{at<void>(gate_up), rows, stride, size, at<void>(out)};
+        const RowKernels& kernels = row_kernels(isa, dtype);
         nb::gil_scoped_release others_may_run;
-        run_rows(call, row_kernels(isa, dtype), threads);
+        made(Work::rows, [=, &kernels] { run_rows(call, kernels, threads); });
     });
     m.def("rotate", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
                        Size head_stride, int heads, int dim, Address cos, Address sin, Address out) {
         const Rotate call{at<void>(x),  rows, row_stride,           head_stride,
                           heads,        dim,  at<const float>(cos), at<const float>(sin),
                           at<void>(out)};
+        const RowKernels& kernels = row_kernels(isa, dtype);
         nb::gil_scoped_release others_may_run;
-        run_rows(call, row_kernels(isa, dtype), threads);
+        made(Work::cache, [=, &kernels] { run_rows(call, kernels, threads); }, {call.cos, call.sin});
     });
+
+    m.def("side_by_side",
+          [](int threads, const std::vector<std::tuple<Address, Size, Size>>& parts, Size rows,
+             Address out) {
+              SideBySide call{{}, rows, at<std::byte>(out)};
+              for (const auto& [from, size, stride] : parts) {
+                  call.parts.push_back({at<const std::byte>(from), size, stride});
+              }
+              nb::gil_scoped_release others_may_run;
+              made(Work::exchange, [=] { run_rows(call, threads); });
+          });
+
+    m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
+                     Address places) {
+        const Best call{at<const float>(logits), rows, stride, size, at<float>(values), at<Size>(places)};
+        nb::gil_scoped_release others_may_run;
+        made(Work::linear, [=] { find_best(call, threads); });
+    });
+
+    nb::enum_<Work>(m, "Work")
+        .value("attention", Work::attention)
+        .value("cache", Work::cache)
+        .value("linear", Work::linear)
+        .value("rows", Work::rows)
+        .value("exchange", Work::exchange);
+    nb::class_<Tape>(m, "Tape")
+        .def("__init__",
+             [](Tape* tape, const std::vector<std::pair<Address, std::size_t>>& inputs) {
+                 std::vector<Memory> memory;
+                 for (const auto& [begin, bytes] : inputs) memory.push_back({begin, bytes});
+                 new (tape) Tape(std::move(memory));
+             })
+        .def("record", &Tape::record)
+        .def("stop", &Tape::stop)
+        .def("is_whole", &Tape::is_whole)
+        .def("play", &Tape::play, others_may_run)
+        .def("play_timed", [](const Tape& tape, int threads) {
+            std::vector<Timed> times;
+            {
+                nb::gil_scoped_release others_may_run;
+                times = tape.play_timed(threads);
+            }
+            std::vector<std::tuple<Work, double, double>> found;
+            for (const Timed& each : times) found.emplace_back(each.work, each.start_s, each.stop_s);
+            return found;
+        });
 }

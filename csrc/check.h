@@ -68,6 +68,7 @@ int check_attention();
 int check_linear();
 int check_rows();
 int check_store();
+int check_parallel();
 int check_exchange();
 
 }  // namespace kvspan::check

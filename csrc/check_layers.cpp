@@ -103,8 +103,8 @@ double norm_error(Random& random, Isa isa, Dtype dtype, int threads) {
     Bytes x = encoded(numbers_before, dtype);
     const Bytes more = encoded(numbers_more, dtype), weight = encoded(numbers(random, size), dtype);
     Bytes out(rows * size * (dtype == Dtype::f32 ? 4 : 2));
-    const RmsNorm call{x.data(), rows, stride, residual ? more.data() : nullptr, size, weight.data(), 1e-5f,
-                       out.data()};
+    const RmsNorm call{x.data(), rows, stride, size, 1, residual ? more.data() : nullptr, size,
+                       weight.data(), 1e-5f, out.data()};
     run_rows(call, row_kernels(isa, dtype), threads);
     double worst = 0;
     for (std::int64_t row = 0; row < rows; ++row) {

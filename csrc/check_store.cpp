@@ -55,17 +55,15 @@ double worst_error(Random& random, Dtype dtype, Dtype stored, int threads) {
     const auto given = numbers(random, (rows - 1) * row_stride + (shape.heads - 1) * head_stride + shape.dim);
     const Bytes input = encoded(given, dtype);
 
-    std::vector<std::int64_t> slots(shape.blocks * shape.slots), which(rows), blocks, offsets;
+    std::vector<std::int64_t> slots(shape.blocks * shape.slots), row_of(slots.size(), -1);
     std::iota(slots.begin(), slots.end(), 0);
-    std::iota(which.begin(), which.end(), 0);
     std::shuffle(slots.begin(), slots.end(), random);
-    std::shuffle(which.begin(), which.end(), random);
-    const auto count = pick(random, 0, static_cast<int>(std::min(slots.size(), which.size())));
-    which.resize(count);
-    which.shrink_to_fit();
-    for (int i = 0; i < count; ++i) {
-        blocks.push_back(slots[i] / shape.slots);
-        offsets.push_back(slots[i] % shape.slots);
+    std::vector<std::int64_t> blocks(rows, -1), offsets(rows, pick(random, 0, shape.slots - 1));
+    for (std::int64_t row = 0, next = 0; row < rows; ++row) {
+        if (next == std::ssize(slots) || pick(random, 0, 3) == 0) continue;  // another rank's
+        blocks[row] = slots[next] / shape.slots;
+        offsets[row] = slots[next] % shape.slots;
+        row_of[slots[next++]] = row;
     }
 
     Bytes data(shape.vectors() * shape.dim * cell, UNTOUCHED);
@@ -75,8 +73,7 @@ double worst_error(Random& random, Dtype dtype, Dtype stored, int threads) {
            .rows = input.data(),
            .row_stride = row_stride,
            .head_stride = head_stride,
-           .count = count,
-           .which = which.data(),
+           .count = rows,
            .blocks = blocks.data(),
            .offsets = offsets.data(),
            .heads = shape.heads,
@@ -93,15 +90,15 @@ double worst_error(Random& random, Dtype dtype, Dtype stored, int threads) {
           threads);
 
     double worst = 0;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
+    for (std::int64_t slot = 0; slot < std::ssize(slots); ++slot) {
         for (int head = 0; head < shape.heads; ++head) {
-            const std::int64_t at = shape.at(slots[i], head);
+            const std::int64_t at = shape.at(slot, head);
             const std::uint8_t* found = data.data() + at * dim * cell;
-            if (i >= static_cast<std::size_t>(count)) {
+            if (row_of[slot] < 0) {
                 worst = worse(worst, is_untouched(found, dim * cell) ? 0.0 : NAN);
                 continue;
             }
-            const std::int64_t from = which[i] * row_stride + head * head_stride;
+            const std::int64_t from = row_of[slot] * row_stride + head * head_stride;
             if (!is_code(stored)) {
                 const bool same = std::memcmp(found, input.data() + from * width, dim * width) == 0;
                 worst = worse(worst, same ? 0.0 : NAN);

@@ -10,10 +10,15 @@ namespace {
 template <class T>
 struct GenericRows {
     static void rms_norm(const RmsNorm& call, std::int64_t row) {
-        T* x = static_cast<T*>(call.x) + row * call.stride;
-        if (call.more) add(x, static_cast<const T*>(call.more) + row * call.size, call.size);
+        for (int head = 0; head < call.heads; ++head) norm_head(call, row, head);
+    }
+
+    static void norm_head(const RmsNorm& call, std::int64_t row, int head) {
+        const std::int64_t at = (row * call.heads + head) * call.size;
+        T* x = static_cast<T*>(call.x) + row * call.row_stride + head * call.head_stride;
+        if (call.more) add(x, static_cast<const T*>(call.more) + at, call.size);
         const T* weight = static_cast<const T*>(call.weight);
-        T* out = static_cast<T*>(call.out) + row * call.size;
+        T* out = static_cast<T*>(call.out) + at;
         Vec squares{};
         for (int i = 0; i < call.size; i += WIDTH) {
             const Vec v = load_up_to(x + i, call.size - i);

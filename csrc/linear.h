@@ -36,4 +36,15 @@ using LinearKernel = void (*)(const Linear&, const LinearTask&);
 // All outputs, on at most `threads` threads.
 void multiply(const Linear& call, LinearKernel kernel, int threads);
 
+// Rows of a weight that is not gated: out[i] = weight[numbers[i] - first], zeros where there is no such row.
+struct WeightRows {
+    const void* weight;
+    std::int64_t outputs, inputs;
+    const std::int64_t* numbers;
+    std::int64_t count, first;
+    void* out;  // [count, inputs] bf16
+};
+
+void take_rows(const WeightRows& call, int threads);
+
 }  // namespace kvspan

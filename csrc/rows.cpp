@@ -1,6 +1,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "parallel.h"
 
@@ -23,7 +24,7 @@ void run(const Call& call, std::int64_t row_elements, void (*kernel)(const Call&
 }  // namespace
 
 void run_rows(const RmsNorm& call, const RowKernels& kernels, int threads) {
-    run(call, call.size, kernels.rms_norm, threads);
+    run(call, call.heads * call.size, kernels.rms_norm, threads);
 }
 
 void run_rows(const SiluMul& call, const RowKernels& kernels, int threads) {
@@ -32,6 +33,23 @@ void run_rows(const SiluMul& call, const RowKernels& kernels, int threads) {
 
 void run_rows(const Rotate& call, const RowKernels& kernels, int threads) {
     run(call, call.heads * call.dim, kernels.rotate, threads);
+}
+
+std::int64_t SideBySide::row_size() const {
+    std::int64_t size = 0;
+    for (const Part& part : parts) size += part.size;
+    return size;
+}
+
+void run_rows(const SideBySide& call, int threads) {
+    constexpr auto copy_row = [](const SideBySide& call, std::int64_t row) {
+        std::byte* out = call.out + row * call.row_size();
+        for (const SideBySide::Part& part : call.parts) {
+            std::memcpy(out, part.from + row * part.stride, part.size);
+            out += part.size;
+        }
+    };
+    run<SideBySide>(call, call.row_size(), copy_row, threads);
 }
 
 }  // namespace kvspan

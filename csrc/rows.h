@@ -2,17 +2,20 @@
 // not arithmetic. Results are rounded where a chain of torch operators would round them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "attention.h"
 
 namespace kvspan {
 
-// x += more, if there is more; out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, size], strides in
-// elements, `more` and `out` contiguous.
+// x += more, if there is more; out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, heads, size], strides
+// in elements, `more` and `out` contiguous.
 struct RmsNorm {
     void* x;
-    std::int64_t rows, stride;
+    std::int64_t rows, row_stride, head_stride;
+    int heads;
     const void* more;  // or null: then x is only read
     int size;
     const void* weight;
@@ -38,6 +41,19 @@ struct Rotate {
     void* out;
 };
 
+// Rows of several tensors, one behind the other: out = [rows, sum of sizes], in bytes.
+struct SideBySide {
+    struct Part {
+        const std::byte* from;
+        std::int64_t size, stride;  // of a row
+    };
+    std::vector<Part> parts;
+    std::int64_t rows;
+    std::byte* out;
+
+    std::int64_t row_size() const;
+};
+
 struct RowKernels {
     void (*rms_norm)(const RmsNorm&, std::int64_t row);
     void (*silu_mul)(const SiluMul&, std::int64_t row);
@@ -48,5 +64,6 @@ struct RowKernels {
 void run_rows(const RmsNorm& call, const RowKernels& kernels, int threads);
 void run_rows(const SiluMul& call, const RowKernels& kernels, int threads);
 void run_rows(const Rotate& call, const RowKernels& kernels, int threads);
+void run_rows(const SideBySide& call, int threads);
 
 }  // namespace kvspan

@@ -76,8 +76,9 @@ Encode encoder(Dtype dtype) {
 }
 
 void store_row(const Store& call, std::int64_t i) {
+    if (call.blocks[i] < 0) return;
     const std::int64_t width = bytes_of(call.dtype);
-    const auto* row = static_cast<const std::byte*>(call.rows) + call.which[i] * call.row_stride * width;
+    const auto* row = static_cast<const std::byte*>(call.rows) + i * call.row_stride * width;
     const std::int64_t slot = call.blocks[i] * call.block_stride + call.offsets[i] * call.slot_stride;
     auto* data = static_cast<std::byte*>(call.data);
     for (int head = 0; head < call.heads; ++head) {

@@ -8,13 +8,13 @@
 
 namespace kvspan {
 
-// Rows [rows, heads, dim] of which some are written: row which[i] to slot offsets[i] of block blocks[i].
+// Rows [count, heads, dim], each for a slot of a block, or for none if the block is negative.
 struct Store {
     Dtype dtype;
     const void* rows;
     std::int64_t row_stride, head_stride;
     std::int64_t count;
-    const std::int64_t *which, *blocks, *offsets;
+    const std::int64_t *blocks, *offsets;
     int heads;
     int part_dims[MAX_PARTS];  // together dim
     Dtype stored;              // `dtype`, or codes

@@ -48,6 +48,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", help="as the engine reads it")
     parser.add_argument("--max-len", type=int, required=True, help="tokens of a sequence")
+    parser.add_argument(
+        "--new-tokens", type=int, required=True, help="room of a sequence beyond its context"
+    )
     parser.add_argument("--max-seqs", type=int, required=True, help="sequences at a time")
     parser.add_argument("--kv-bytes", type=int, required=True, help="room that the largest case needs")
     parser.add_argument("--threads", type=int, default=2)

@@ -4,7 +4,7 @@ import random
 
 import contestant
 
-from kvspan.bench.contender import WARM_TOKENS, Case, Contender
+from kvspan.bench.contender import ROOM_TOKENS, Case, Contender
 from kvspan.config.engine import EngineConfig
 
 
@@ -21,13 +21,13 @@ class Kvspan:
             "load_format": "dummy" if asked.dummy else "auto",
         }
         self._contender = Contender(EngineConfig.from_mapping(options))
+        self._num_steps = asked.new_tokens - ROOM_TOKENS
         self._source, self._seed = random.Random(1), 0
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
         self._seed += batch
-        room = self._contender.resolved.max_model_len - context - WARM_TOKENS - 5
-        self._contender.fill(Case(context, batch), num_steps=room, seed=self._seed)
+        self._contender.fill(Case(context, batch), num_steps=self._num_steps, seed=self._seed)
         self._contender.start()
 
     def step(self) -> None:

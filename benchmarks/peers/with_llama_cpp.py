@@ -27,7 +27,7 @@ class LlamaCpp:
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
-        self._open(batch)
+        self._open(batch, context + self._asked.new_tokens)
         self._read(context)
         memory = llama_cpp.llama_get_memory(self._context)
         for sequence in range(1, batch):
@@ -47,13 +47,13 @@ class LlamaCpp:
 
     def prefill(self, tokens: int) -> None:
         """See `Contestant.prefill`."""
-        self._open(1)
+        self._open(1, tokens)
         self._read(tokens)
         self.drop()
 
-    def _open(self, batch: int) -> None:
+    def _open(self, batch: int, length: int) -> None:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = self._asked.max_len * batch
+        params.n_ctx = length * batch
         params.n_seq_max = batch
         params.n_batch = _BATCH_TOKENS
         params.n_threads = params.n_threads_batch = self._asked.threads

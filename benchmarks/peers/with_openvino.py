@@ -26,13 +26,13 @@ class OpenVino:
         }
         self._genai = openvino_genai
         self._pipe = openvino_genai.ContinuousBatchingPipeline(asked.model, scheduling, "CPU", device)
-        self._max_len, self._source, self._num_requests = asked.max_len, random.Random(0), 0
+        self._new_tokens, self._source, self._num_requests = asked.new_tokens, random.Random(0), 0
         self._handles = []
         self.prefill(64)
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
-        self._handles = [self._add(context, self._max_len - context) for _ in range(batch)]
+        self._handles = [self._add(context, self._new_tokens) for _ in range(batch)]
         counts = [0] * batch
         while min(counts) < contestant.WARM_TOKENS:
             self._pipe.step()

@@ -43,7 +43,7 @@ class Vllm:
             )
         )
         self._params = SamplingParams(
-            max_tokens=asked.max_len, temperature=0, ignore_eos=True, detokenize=False
+            max_tokens=asked.new_tokens, temperature=0, ignore_eos=True, detokenize=False
         )
         self._source, self._num_requests = random.Random(0), 0
         self._mine: list[str] = []

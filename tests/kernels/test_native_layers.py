@@ -83,11 +83,14 @@ def test_an_output_is_the_same_whatever_rows_share_the_call(isa: str) -> None:
     assert torch.equal(product.wide(x), alone)
 
 
-def test_rows_of_a_packed_weight_are_those_that_were_packed() -> None:
+def test_rows_of_a_weight_are_those_that_were_kept_and_zeros_of_other_parts() -> None:
     for outputs, inputs in ((70, 16), (32, 9), (5, 1)):
         weight = randn(outputs, inputs).bfloat16()
-        which = torch.tensor([outputs - 1, 0, outputs // 2, 0])
-        assert torch.equal(packed(weight, None, "avx2").rows(which), weight[which])
+        numbers = torch.tensor([outputs - 1, -1, 0, outputs // 2, outputs, 0] * 20)
+        wanted = torch.cat([weight, torch.zeros(1, inputs)]).bfloat16()[numbers.clamp(max=outputs)]
+        wanted[numbers < 0] = 0
+        for product in (packed(weight, None, "avx2"), PlainProduct(weight, None)):
+            assert torch.equal(product.rows(numbers + 9, first=9), wanted)
 
 
 def test_packing_keeps_a_weight_once_and_leaves_other_dtypes_alone() -> None:
@@ -115,6 +118,7 @@ def test_rms_norm(ops: NativeRowOps, size: int, dtype: torch.dtype) -> None:
         randn(5, size, dtype=dtype),
         randn(3, 2, size, dtype=dtype),
         randn(4, 2 * size, dtype=dtype),
+        randn(4, 5 * size, dtype=dtype)[:, size:].unflatten(1, (4, size))[:, ::2],
     ):
         part = x[..., :size]
         assert_last_bit(ops.rms_norm(part, weight, 1e-5), TorchRowOps().rms_norm(part, weight, 1e-5))
@@ -148,6 +152,13 @@ def test_rotate(ops: NativeRowOps, dim: int, dtype: torch.dtype) -> None:
     for x in (wide, wide[:, 1:3], wide.transpose(0, 1).contiguous().transpose(0, 1)):
         wanted = TorchRowOps().rotate(x, angles.cos(), angles.sin())
         assert_last_bit(ops.rotate(x, angles.cos(), angles.sin()), wanted)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
+def test_side_by_side_takes_parts_of_any_stride_and_width(ops: NativeRowOps, dtype: torch.dtype) -> None:
+    wide = randn(300, 40, dtype=dtype)
+    parts = [wide[:, 3:7], wide[:, :0], wide.t()[:300, :5].repeat(8, 1)[:300], wide]
+    assert torch.equal(ops.side_by_side(parts), TorchRowOps().side_by_side(parts))
 
 
 def test_not_a_number_stays_one(ops: NativeRowOps) -> None:

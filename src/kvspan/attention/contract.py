@@ -73,6 +73,23 @@ class KeyIndex:
             last=torch.from_numpy(np.ascontiguousarray(self.last)),
         )
 
+    @classmethod
+    def over(cls, flat: FlatIndex) -> "KeyIndex":
+        """The index of which `flat` is the flat form, without copies.
+
+        What is written to the tensors later is seen by kernels that ask for the flat form, and by no
+        others: `tables` are cut as the tables are long at the time.
+        """
+        starts = flat.table_starts.tolist()
+        index = cls(
+            row_starts=tuple(flat.row_starts.tolist()),
+            tables=tuple(flat.blocks[start:stop] for start, stop in pairwise(starts)),
+            first=flat.first.numpy(),
+            last=flat.last.numpy(),
+        )
+        vars(index)["flat"] = flat
+        return index
+
     def sequences(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows and the blocks of each sequence."""
         for (start, stop), table in zip(pairwise(self.row_starts), self.tables, strict=True):

@@ -13,18 +13,19 @@ from torch import Tensor
 from kvspan.attention.scaled import Scaled
 from kvspan.native import extension, native_path
 
+NO_BLOCK = -1
+"""In tensors of blocks: nowhere. The block of `layout.NO_SLOT`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """Which rows of a step this rank writes, and where.
+    """Where this rank writes the rows of a step.
 
     Args:
-        rows: [n] int64, rows whose token lives on this rank.
-        blocks: [n] int64, the block of each.
-        offsets: [n] int64, the place in the block of each.
+        blocks: [R] int64, the block of each; `NO_BLOCK` = another rank keeps its token.
+        offsets: [R] int64, the place in the block of each.
     """
 
-    rows: Tensor
     blocks: Tensor
     offsets: Tensor
 
@@ -38,21 +39,23 @@ class Put(Protocol):
         Args:
             slots: [N, Hkv, B, D].
             rows: [R, Hkv, D]; become codes if the slots hold such.
-            writes: which rows, and where.
+            writes: where.
         """
         ...
 
 
 def put_by_torch(slots: Tensor | Scaled, rows: Tensor, writes: Writes) -> None:
     """Fulfils `Put` with torch's operators."""
-    chosen = rows[writes.rows]
+    somewhere = writes.blocks != NO_BLOCK
+    blocks, offsets = writes.blocks[somewhere], writes.offsets[somewhere]
+    chosen = rows[somewhere]
     if not isinstance(slots, Scaled):
-        slots[writes.blocks, :, writes.offsets] = chosen.to(slots.dtype)
+        slots[blocks, :, offsets] = chosen.to(slots.dtype)
         return
     coded = Scaled.of(chosen, slots.parts, codes=slots.codes.dtype)
     # Bytes, since not every device indexes elements of 8-bit floats.
-    slots.codes.view(torch.uint8)[writes.blocks, :, writes.offsets] = coded.codes.view(torch.uint8)
-    slots.scales[writes.blocks, :, writes.offsets] = coded.scales
+    slots.codes.view(torch.uint8)[blocks, :, offsets] = coded.codes.view(torch.uint8)
+    slots.scales[blocks, :, offsets] = coded.scales
 
 
 def put_natively(slots: Tensor | Scaled, rows: Tensor, writes: Writes) -> None:
@@ -75,8 +78,7 @@ def put_natively(slots: Tensor | Scaled, rows: Tensor, writes: Writes) -> None:
         rows.shape[1],
         parts[0],
         sum(parts[1:]),
-        len(writes.rows),
-        writes.rows.data_ptr(),
+        len(rows),
         writes.blocks.data_ptr(),
         writes.offsets.data_ptr(),
         data.data_ptr(),

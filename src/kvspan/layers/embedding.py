@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kvspan.comm.group import Group
+from kvspan.layers.best import Best, best_of_parts
 from kvspan.layers.linear import Matrix, Storage, gather_columns
 from kvspan.topology import Span, cuts
 
@@ -19,7 +20,7 @@ class VocabEmbedding(Matrix):
     def __init__(self, vocab_size: int, hidden_size: int, *, group: Group, storage: Storage) -> None:
         parts = cuts(vocab_size, parts=group.size)
         super().__init__(parts[group.rank].size, hidden_size, bias=False, storage=storage)
-        self.group, self.parts, self._hidden_size = group, parts, hidden_size
+        self.group, self.parts = group, parts
 
     @property
     def part(self) -> Span:
@@ -28,13 +29,12 @@ class VocabEmbedding(Matrix):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """[R] int64 -> [R, hidden_size], whole on every rank."""
-        local = token_ids - self.part.start
-        mine = (local >= 0) & (local < self.part.size)
-        found = self.product.rows(local[mine])
-        rows = found.new_zeros(len(token_ids), self._hidden_size)
-        rows[mine] = found
-        return self.group.all_reduce(rows).wait()
+        return self.group.all_reduce(self.product.rows(token_ids, first=self.part.start)).wait()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
         return gather_columns(self.product.wide(hidden), self.group, self.parts)
+
+    def best(self, hidden: Tensor) -> Best:
+        """[n, hidden_size] -> the most probable tokens, the same on every rank."""
+        return best_of_parts(self.product.wide(hidden), self.group, self.parts)

@@ -6,6 +6,7 @@ rows     a rank keeps some of the inputs: its output is a summand, the group add
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from kvspan.layers.matmul import (
     packed_bytes,
     packing_isa,
 )
-from kvspan.layers.rows import among, together
+from kvspan.layers.rows import among, row_ops, together
 from kvspan.topology import Span
 
 
@@ -92,13 +93,26 @@ class Matrix(nn.Module):
         return self.bias if self._adds_bias else None
 
 
-def pack(matrices: Sequence[Matrix]) -> None:
+class Packable(Protocol):
+    """A layer with weights that can be packed."""
+
+    def pack(self, memory: Arena, *, isa: str) -> None:
+        """Keeps them in packed form from here on, if their dtype and device have one."""
+        ...
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes that they take when they are packed; 0 = they stay as they are."""
+        ...
+
+
+def pack(layers: Sequence[Packable]) -> None:
     """Brings weights that will not change any more in the form in which products are fastest."""
     if (isa := packing_isa()) is None:
         return
-    memory = Arena(sum(matrix.packed_bytes for matrix in matrices))
-    for matrix in matrices:
-        matrix.pack(memory, isa=isa)
+    memory = Arena(sum(layer.packed_bytes for layer in layers))
+    for layer in layers:
+        layer.pack(memory, isa=isa)
 
 
 class ColumnLinear(Matrix):
@@ -234,6 +248,8 @@ def gather_columns(x: Tensor, group: Group, parts: Sequence[Span]) -> Tensor:
         return x  # all columns already; what is spared is two copies, of whole logits among others
     rows = x.shape[0]
     sizes = [rows * part.size for part in parts]
-    flat = group.all_gather(x.flatten(), sizes).wait()
+    ops = row_ops(x)
+    flat = group.all_gather(ops.side_by_side([x]).flatten(), sizes).wait()
     pieces = flat.split_with_sizes(sizes)
-    return torch.cat([p.view(rows, part.size) for p, part in zip(pieces, parts, strict=True)], dim=1)
+    shaped = [piece.view(rows, part.size) for piece, part in zip(pieces, parts, strict=True)]
+    return ops.side_by_side(shaped)

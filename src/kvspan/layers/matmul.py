@@ -39,8 +39,16 @@ class Product(Protocol):
         """The same of rows that have some inputs alone: x [R, inputs.size], zeros everywhere else."""
         ...
 
-    def rows(self, outputs: Tensor) -> Tensor:
-        """Rows of the weight: numbers [n] int64 -> [n, inputs]."""
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
+        """Rows of the weight, which is not gated.
+
+        Args:
+            numbers: [n] int64, row numbers in a larger weight of which this one is a part.
+            first: where it begins there.
+
+        Returns:
+            [n, inputs]; zeros for rows of other parts.
+        """
         ...
 
 
@@ -69,9 +77,13 @@ class PlainProduct:
         """See `Product`."""
         return F.linear(x, self._weight[:, inputs.start : inputs.stop], self._bias)
 
-    def rows(self, outputs: Tensor) -> Tensor:
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
-        return self._weight[outputs]
+        local = numbers - first
+        mine = (local >= 0) & (local < len(self._weight))
+        rows = self._weight.new_zeros(len(numbers), self._weight.shape[1])
+        rows[mine] = self._weight[local[mine]]
+        return rows
 
 
 class PackedProduct:
@@ -116,10 +128,12 @@ class PackedProduct:
             return self(x)
         return self(F.pad(x, (inputs.start, self._inputs - inputs.stop)))
 
-    def rows(self, outputs: Tensor) -> Tensor:
+    def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
-        pairs = self._panels[outputs // PANEL, :, outputs % PANEL]  # [n, pairs]
-        return pairs.view(torch.bfloat16)[:, : self._inputs]
+        out = torch.empty(len(numbers), self._inputs, dtype=torch.bfloat16)
+        threads = torch.get_num_threads()
+        self._layer.rows(threads, numbers.data_ptr(), len(numbers), first, out.data_ptr())
+        return out
 
     def _into(self, x: Tensor, out: Tensor) -> Tensor:
         assert x.dtype == torch.bfloat16, "a packed weight is multiplied in bf16"

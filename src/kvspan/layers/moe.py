@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from kvspan.comm.group import Group
 from kvspan.config.moe import MoeConfig
 from kvspan.layers.linear import ColumnLinear, Storage
+from kvspan.layers.matmul import Arena, PackedProduct, PlainProduct, Product, packed_bytes
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.parameter import Target, elsewhere, sliced, whole
 from kvspan.topology import Span, cut
@@ -108,6 +109,27 @@ class Experts(nn.Module):
         self.moe, self.hidden_size, self.experts, self.inner = moe, hidden_size, experts, inner
         self.gate_up = storage.empty(experts.size, 2 * inner.size, hidden_size)
         self.down = storage.empty(experts.size, hidden_size, inner.size)
+        self._gate_up: list[Product] = [PlainProduct(w, None, gated=True) for w in self.gate_up]
+        self._down: list[Product] = [PlainProduct(w, None) for w in self.down]
+
+    def pack(self, memory: Arena, *, isa: str) -> None:
+        """See `Packable.pack`."""
+        if not self.packed_bytes:
+            return
+        self._gate_up = [
+            PackedProduct(w, None, gated=True, memory=memory.take(packed_bytes(w, gated=True)), isa=isa)
+            for w in self.gate_up
+        ]
+        self._down = [
+            PackedProduct(w, None, memory=memory.take(packed_bytes(w)), isa=isa) for w in self.down
+        ]
+        del self.gate_up, self.down
+
+    @property
+    def packed_bytes(self) -> int:
+        """See `Packable.packed_bytes`."""
+        gate_up = sum(packed_bytes(weight, gated=True) for weight in self.gate_up)
+        return gate_up + sum(packed_bytes(weight) for weight in self.down)
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """This rank's summand of the experts' weighted outputs.
@@ -137,8 +159,7 @@ class Experts(nn.Module):
 
     def _one(self, expert: int, x: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, hidden_size], of one expert of this rank."""
-        gate, up = F.linear(x, self.gate_up[expert]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, self.down[expert])
+        return self._down[expert](self._gate_up[expert](x))
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: experts stacked, gate and up fused here; three tensors of each in the checkpoint."""

@@ -33,6 +33,10 @@ class RowOps(Protocol):
         """[R, H, D] -> the same, pairs (i, i + D / 2) turned by angles [R, 1, D / 2] float32."""
         ...
 
+    def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """[R, n], [R, m], ... of one dtype -> [R, n + m + ...], a copy."""
+        ...
+
 
 class TorchRowOps:
     """Any dtype, any device."""
@@ -57,6 +61,10 @@ class TorchRowOps:
         a, b = x.float().chunk(2, dim=-1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
+    def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `RowOps`."""
+        return torch.cat(list(parts), dim=1)
+
 
 class NativeRowOps:
     """bf16, fp16 and float32 on a CPU.
@@ -80,25 +88,28 @@ class NativeRowOps:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `RowOps`."""
-        rows = _dense(x).reshape(-1, x.shape[-1])
-        return self._norm(rows, 0, weight, eps).view(x.shape)
+        dense = _dense(x)
+        heads = dense if x.dim() == 3 else dense.reshape(-1, 1, x.shape[-1])
+        return self._norm(heads, 0, weight, eps).view(x.shape)
 
     def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `RowOps`."""
         assert x.stride(1) == 1, "a sum is written over its first term"
         assert x.dtype == more.dtype, "the native kernels read one dtype"
         more = more.contiguous()
-        return self._norm(x, more.data_ptr(), weight, eps)
+        return self._norm(x[:, None], more.data_ptr(), weight, eps)[:, 0]
 
-    def _norm(self, rows: Tensor, more: int, weight: Tensor, eps: float) -> Tensor:
-        assert weight.dtype == rows.dtype, "the native kernels read one dtype"
-        out = torch.empty(rows.shape, dtype=rows.dtype)
-        num_rows, stride, size = _size_and_stride(rows)
+    def _norm(self, heads: Tensor, more: int, weight: Tensor, eps: float) -> Tensor:
+        """[R, heads, size]: each vector by itself."""
+        assert weight.dtype == heads.dtype, "the native kernels read one dtype"
+        out = torch.empty(heads.shape, dtype=heads.dtype)
+        num_rows, num_heads, size = heads.shape
         self._native.rms_norm(
-            *self._how(rows),
-            rows.data_ptr(),
+            *self._how(heads),
+            heads.data_ptr(),
             num_rows,
-            stride,
+            *heads.stride()[:2],
+            num_heads,
             more,
             size,
             weight.data_ptr(),
@@ -135,13 +146,31 @@ class NativeRowOps:
         )
         return out
 
+    def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
+        """See `RowOps`."""
+        parts, size = [_dense(part) for part in parts], parts[0].itemsize
+        num_rows, width = len(parts[0]), sum(part.shape[1] for part in parts)
+        out = parts[0].new_empty(num_rows, width)
+        self._native.side_by_side(
+            torch.get_num_threads(),
+            [(part.data_ptr(), part.shape[1] * size, part.stride(0) * size) for part in parts],
+            num_rows,
+            out.data_ptr(),
+        )
+        return out
+
     def _how(self, x: Tensor) -> tuple[object, object, int]:
         return self._isa, self._dtypes[x.dtype], torch.get_num_threads()
 
 
 def some_rows(x: Tensor, rows: slice | Tensor) -> Tensor:
     """x[rows], which is `x` itself where that is all of it: a step often has rows of one kind alone."""
-    return x if _are_all(rows, len(x)) else x[rows]
+    return x if are_all(rows, len(x)) else x[rows]
+
+
+def are_all(rows: slice | Tensor, num_rows: int) -> bool:
+    """Whether `rows` names all of `num_rows` rows in order."""
+    return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
 def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
@@ -155,7 +184,7 @@ def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> T
         [R, ...].
     """
     for rows, part in parts:
-        if _are_all(rows, num_rows):
+        if are_all(rows, num_rows):
             return part
     out = parts[0][1].new_empty(num_rows, *parts[0][1].shape[1:])
     for rows, part in parts:
@@ -175,7 +204,7 @@ def among(num_rows: int, rows: slice | Tensor, part: Tensor, *, rest: Tensor | N
     Returns:
         [R, size].
     """
-    if _are_all(rows, num_rows):
+    if are_all(rows, num_rows):
         return part
     out = part.new_zeros(num_rows, part.shape[1])
     if rest is not None:
@@ -194,10 +223,6 @@ def row_ops(x: Tensor) -> RowOps:
 def _native_row_ops() -> NativeRowOps | None:
     isa = native_path().isa
     return None if isa is None else NativeRowOps(isa)
-
-
-def _are_all(rows: slice | Tensor, num_rows: int) -> bool:
-    return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
 def _dense(x: Tensor) -> Tensor:

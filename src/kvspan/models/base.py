@@ -12,8 +12,10 @@ from kvspan.attention.prefill import GatherPlan
 from kvspan.attention.putting import Writes
 from kvspan.attention.rows import RowGroups
 from kvspan.comm.group import Group
+from kvspan.layers.best import Best
 from kvspan.layers.linear import Storage
 from kvspan.layers.parameter import Target
+from kvspan.layers.rotary import Rotation
 from kvspan.topology import Topology
 
 
@@ -92,8 +94,16 @@ class RankContext:
 class Model(Protocol):
     """A decoder, or the part of it that one rank keeps."""
 
-    def forward(self, batch: Batch) -> Tensor:
+    def rotation(self, positions: Tensor) -> Rotation:
+        """Angles of a step's rows, which all layers turn them by: positions are [R] int64."""
+        ...
+
+    def forward(self, batch: Batch, rotation: Rotation) -> Tensor:
         """Runs the rows of a step.
+
+        Args:
+            batch: the step.
+            rotation: of its positions.
 
         Returns:
             [R, hidden_size], the final hidden states, whole on every rank.
@@ -102,6 +112,10 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
+        ...
+
+    def best(self, hidden: Tensor) -> Best:
+        """[n, hidden_size] -> the most probable token of each row, the same on every rank."""
         ...
 
     def weight_targets(self) -> dict[str, Target]:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from kvspan.attention.kv_store import CacheStore
 from kvspan.config.model import ModelConfig
+from kvspan.layers.best import Best
 from kvspan.layers.embedding import VocabEmbedding
 from kvspan.layers.linear import Matrix, pack
 from kvspan.layers.mlp import GatedMLP
-from kvspan.layers.moe import MoE
+from kvspan.layers.moe import Experts, MoE
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, sliced, whole
 from kvspan.layers.rotary import Rotary, Rotation
@@ -113,9 +114,12 @@ class Decoder(nn.Module):
         rotated = config.head_dims.rotary
         self._rotary = Rotary(config.rope, head_dim=rotated, device=context.storage.device)
 
-    def forward(self, batch: Batch) -> Tensor:
-        """[R, hidden_size]: the final hidden states of a step's rows."""
-        rotation = self._rotary.at(batch.positions)
+    def rotation(self, positions: Tensor) -> Rotation:
+        """See `Model.rotation`."""
+        return self._rotary.at(positions)
+
+    def forward(self, batch: Batch, rotation: Rotation) -> Tensor:
+        """See `Model.forward`."""
         hidden: Tensor = self.embed(batch.token_ids)
         layers = self._decoder_layers()
         next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
@@ -130,9 +134,13 @@ class Decoder(nn.Module):
         """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
         return self.head.logits(hidden)
 
+    def best(self, hidden: Tensor) -> Best:
+        """See `Model.best`."""
+        return self.head.best(hidden)
+
     def settle(self) -> None:
         """See `Model.settle`."""
-        pack([module for module in self.modules() if isinstance(module, Matrix)])
+        pack([module for module in self.modules() if isinstance(module, Matrix | Experts)])
 
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvspan.errors import OutputError
+from kvspan.layers.best import Best, best
 from kvspan.request import WHOLE_VOCABULARY, SamplingParams
 from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
@@ -46,6 +47,17 @@ class SamplingRow:
     output_ids: NDArray[np.int32]
     eos_token_ids: Sequence[int]
     allowed: bytes = b""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its token is the most probable one as the model has it, and nothing else is asked."""
+        params = self.params
+        return (
+            params.is_greedy
+            and params.logprobs is None
+            and not self.allowed
+            and not needs_adjusting(params, num_output=len(self.output_ids))
+        )
 
 
 class Sampler:
@@ -80,6 +92,17 @@ class Sampler:
             Sampled(row.request_id, token, report)
             for row, token, report in zip(rows, tokens.tolist(), reports, strict=True)
         ]
+
+    @staticmethod
+    def greedy(best: Best, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        """Tokens of rows that are `plain`, as `sample` chooses them.
+
+        Args:
+            best: the most probable token of each row; its logit is finite.
+            rows: in the same order.
+        """
+        tokens = best.tokens.tolist()
+        return [Sampled(row.request_id, token) for row, token in zip(rows, tokens, strict=True)]
 
     def prompt_logprobs(
         self, logits: Tensor, targets: Sequence[int] | NDArray[np.int32], count: int
@@ -174,7 +197,7 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """[R] int64: the most probable token of greedy rows, a drawn one of the others."""
-    tokens = logits.argmax(-1)  # the lowest id of several alike
+    tokens = best(logits).tokens
     drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
     for start in range(0, len(drawn), DRAW_ROWS):
         part = drawn[start : start + DRAW_ROWS]
@@ -203,7 +226,7 @@ def _num_listed(count: int, logits: Tensor) -> int:
 
 def _unusable(logits: Tensor, name: Callable[[int], str]) -> dict[int, str]:
     """Row -> a sentence, for those without a finite maximum: they have a NaN or +inf, or only -inf."""
-    usable = logits.amax(-1).isfinite()  # NaN wins every maximum
+    usable = best(logits).values.isfinite()
     if bool(usable.all()):
         return {}
     return {row: _complaint(logits[row], name(row)) for row in (~usable).nonzero()[:, 0].tolist()}

@@ -14,7 +14,7 @@ from kvspan.attention.prefill import Workspace
 from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
-from kvspan.comm.local import LocalWorld
+from kvspan.comm.group import World
 from kvspan.config.model import parse_model_config
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.layers.linear import Storage
@@ -25,11 +25,13 @@ from kvspan.models.base import RankContext
 from kvspan.models.registry import build_model
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, pack_tokens
-from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks
+from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks, shared_worlds
 from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
+from kvspan.worker.runner import Runner
 from kvspan.worker.share import Shares, homes_of
+from kvspan.worker.watch import Recorder
 
 BLOCKS_PER_POOL = 256
 
@@ -53,6 +55,7 @@ class ForwardCase:
         ranks_are_homes: whether a rank of a DCP group attends alone for rows whose keys it has all.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
         prefill_strategy: what travels for cached context.
+        shared_memory: whether ranks talk through memory they share, or as threads do.
     """
 
     topology: Topology = field(default_factory=Topology)
@@ -69,6 +72,7 @@ class ForwardCase:
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
+    shared_memory: bool = False
 
     def __str__(self) -> str:
         t = self.topology
@@ -117,9 +121,14 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
         sequences: token ids; sequences of different lengths share each step.
         case: how it is spread and cut.
     """
-    results = run_ranks(
-        case.topology.world_size, lambda world: _rank(world, checkpoint, sequences, case)
-    )
+    size = case.topology.world_size
+    with shared_worlds(size if case.shared_memory else 0) as shared:
+        results = run_ranks(
+            size,
+            lambda world: _rank(
+                shared[world.rank] if case.shared_memory else world, checkpoint, sequences, case
+            ),
+        )
     logits, _ = results[0]
     calls = [[c for group in groups if group.size > 1 for c in group.calls] for _, groups in results]
     by_group = [[group.calls if group.size > 1 else [] for group in groups] for _, groups in results]
@@ -127,7 +136,7 @@ def forward(checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: Fo
 
 
 def _rank(
-    world: LocalWorld, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
+    world: World, checkpoint: Checkpoint, sequences: Sequence[Sequence[int]], case: ForwardCase
 ) -> tuple[list[Tensor], list[CountingGroup]]:
     """Logits of each sequence, and the groups: TP, DCP, and those of rows."""
     torch.set_num_threads(1)
@@ -169,6 +178,7 @@ def _rank(
         ignored=model.ignored_weights(),
         prefix=config.tensor_prefix,
     )
+    model.settle()
     for store in model.kv_stores():
         store.allocate(BLOCKS_PER_POOL)
     dcp_rank = case.topology.dcp_rank(world.rank)
@@ -188,6 +198,7 @@ def _rank(
         block_size=case.block_size,
         device=cpu,
     )
+    runner = Runner(model, Recorder())
     parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
     with torch.inference_mode():
         for step in _steps(sequences, case):
@@ -212,7 +223,7 @@ def _rank(
             batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
             everything = np.ones(ends[-1], np.bool_)
-            hidden = restored(model.forward(batch), shares, everything, row_groups.pcp)
+            hidden = restored(runner.run(batch), shares, everything, row_groups.pcp)
             logits = model.logits(hidden)
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])

@@ -16,11 +16,13 @@ from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
-from kvspan.layout import NO_SLOT
 from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
 from kvspan.worker.share import Parts, Shares
+
+_NO_KEYS = KeyIndex((0,), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NOTHING_GATHERED = GatherPlan(slice(0, 0), slice(0, 0), num_keys=0, new=(), cached=())
 
 
 @dataclass(slots=True)
@@ -147,6 +149,8 @@ def _asking(
 
 def _keys(parts: Parts, tables: Sequence[RankTable], device: torch.device) -> KeyIndex:
     """What rows see of this rank's keys: those of the positions up to their own."""
+    if not parts.parts:  # as below, and in every decode there are rows of one reach only
+        return _NO_KEYS
     joined = JoinedTables([tables[part.row] for part in parts.parts])
     sizes = [part.num_tokens for part in parts.parts]
     last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), parts.position + 1)
@@ -166,6 +170,8 @@ def _plan(
     workspace: Workspace,
 ) -> GatherPlan:
     """What the rows see whose keys come to them, in the order of their sequences."""
+    if not gathered.any():  # as below, in a hundredth of the time, in each step of every decode
+        return _NOTHING_GATHERED
     stays = {part.row for its in shares.staying for part in its}
     which = [i for i in np.flatnonzero(gathered).tolist() if i not in stays]
     number = {row: i for i, row in enumerate(which)}
@@ -194,9 +200,8 @@ def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch
 
 
 def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> Writes:
-    mine = np.flatnonzero(slots != NO_SLOT)
-    blocks, offsets = np.divmod(slots[mine], block_size)
-    return Writes(_tensor([mine], device), _tensor([blocks], device), _tensor([offsets], device))
+    blocks, offsets = np.divmod(slots, block_size)  # of `NO_SLOT` it is `NO_BLOCK`
+    return Writes(_tensor([blocks], device), _tensor([offsets], device))
 
 
 def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:

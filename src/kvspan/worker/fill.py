@@ -73,7 +73,7 @@ class Filler:
         blocks, offsets = (
             torch.from_numpy(part).to(self._device) for part in np.divmod(slots, self._block_size)
         )
-        writes = Writes(torch.arange(len(slots), device=self._device), blocks, offsets)
+        writes = Writes(blocks, offsets)
         heads = slice(self._kv_heads.start, self._kv_heads.stop)
         for layer, store in enumerate(self._stores):
             rows = torch.from_numpy(np.ascontiguousarray(drawn[:, layer, heads]))

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvspan.attention.prefill import row_numbers
 from kvspan.attention.rows import gather_rows
 from kvspan.comm.group import Group
 from kvspan.errors import OutputError
+from kvspan.layers.rows import some_rows
 from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
@@ -88,18 +90,30 @@ class Outputs:
         sampling = [i for i, row in enumerate(rows) if row.sample]
         sampled: dict[int, Sampled] = {}
         if sampling:
-            ends = torch.from_numpy(starts[1:][sampling] - 1).to(hidden.device)
-            with self._recorder.span("linear"):
-                logits = self._model.logits(hidden[ends])
-            if self._is_speaker:
-                asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
-                sampled = dict(zip(sampling, self._sampler.sample(logits, asked), strict=True))
+            ends = row_numbers(starts[1:][sampling] - 1, hidden.device)
+            asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
+            chosen = self._chosen(some_rows(hidden, ends), asked)
+            sampled = dict(zip(sampling, chosen, strict=self._is_speaker))
         if not self._is_speaker:
             return ()
         return tuple(
             _joined(row, sampled.get(i), prompt)
             for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
         )
+
+    def _chosen(self, hidden: Tensor, asked: Sequence[SamplingRow]) -> Sequence[Sampled]:
+        """A token for each row of hidden states; nothing on ranks that do not report.
+
+        Whole logits are made only where a row needs more of them than the largest.
+        """
+        if all(row.is_plain for row in asked):
+            with self._recorder.span("linear"):
+                best = self._model.best(hidden)
+            if bool(best.values.isfinite().all()):  # else something is wrong, and all of them say what
+                return self._sampler.greedy(best, asked) if self._is_speaker else ()
+        with self._recorder.span("linear"):
+            logits = self._model.logits(hidden)
+        return self._sampler.sample(logits, asked) if self._is_speaker else ()
 
     def _prompt(self, row: Row, mirror: RequestMirror, hidden: Tensor) -> _Scored:
         """Log-probabilities of the prompt's tokens that this row predicts."""

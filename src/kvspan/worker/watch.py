@@ -85,6 +85,13 @@ class Recorder:
                 TimedSpan(name, start_s, stop_s, own_s, what.group, what.op, what.sent_bytes)
             )
 
+    def add(self, name: str, start_s: float, stop_s: float) -> None:
+        """A span with none inside it, which somebody else has timed, in the one that is open."""
+        if self.on:
+            if self._inside_s:
+                self._inside_s[-1] += stop_s - start_s
+            self._spans.append(TimedSpan(name, start_s, stop_s, stop_s - start_s))
+
     @contextlib.contextmanager
     def span(self, name: str, what: Collective = NO_COLLECTIVE) -> Iterator[None]:
         """A span as a context."""

@@ -30,6 +30,7 @@ from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
+from kvspan.worker.runner import Runner
 from kvspan.worker.share import Shares, homes_of
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
 
@@ -64,6 +65,7 @@ class Worker:
             sees_logits=resolved.topology.pcp_rank(world.rank) == 0,
             recorder=self._recorder,
         )
+        self._runner = Runner(self._model, self._recorder)
         self._new_table: Callable[[], RankTable] = self._no_table
         self._mirrors = Mirrors(self._new_table)
         self._rule = _prefill_rule(resolved)
@@ -101,6 +103,7 @@ class Worker:
         """Makes room for `num_blocks` blocks in each layer; requests known so far are forgotten."""
         for store in self._model.kv_stores():
             store.allocate(num_blocks)
+        self._runner = Runner(self._model, self._recorder)  # what is on tape was for the cache before
         layout = self._resolved.cache_layout
         dcp_rank = self._resolved.topology.dcp_rank(self._rank)
         self._new_table = lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks)
@@ -159,7 +162,7 @@ class Worker:
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):
-            hidden = self._model.forward(batch)
+            hidden = self._runner.run(batch)
         with self._recorder.span("sample"):
             wanted = self._outputs.wanted(step.rows, self._mirrors)
             hidden = restored(hidden, shares, wanted, self._row_groups.pcp)

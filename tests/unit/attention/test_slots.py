@@ -26,7 +26,7 @@ def filled(slots: ScaledSlots | PlainSlots, num_blocks: int) -> torch.Tensor:
     sizes = 10.0 ** torch.arange(-3, 3).view(3, 2)  # [Hkv, parts]
     rows *= sizes.repeat_interleave(torch.tensor([20, 12]), dim=-1)
     place = torch.arange(num_blocks * 4)
-    slots.put(rows, Writes(place, place // 4, place % 4))
+    slots.put(rows, Writes(place // 4, place % 4))
     return rows.view(num_blocks, 4, 3, 32).transpose(1, 2)  # [N, Hkv, B, D]
 
 
@@ -53,7 +53,7 @@ def test_zeros_stay_zeros_and_no_tables_are_an_ordinary_input(dtype: torch.dtype
     slots = ScaledSlots(SHAPE, dtype=dtype, seen_dtype=torch.bfloat16, device=CPU)
     slots.allocate(1)
     place = torch.zeros(1, dtype=torch.int64)
-    slots.put(torch.zeros(1, 3, 32), Writes(place, place, place))
+    slots.put(torch.zeros(1, 3, 32), Writes(place, place))
     seen, _, _ = written_out(slots.all, slots.all, index([0]))
     assert not seen[0, :, 0].any()
     assert written_out(slots.all, slots.all, index())[0].shape == (0, 3, 4, 32)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.errors import OutputError
+from kvspan.layers.best import best
 from kvspan.request import SamplingParams
 from kvspan.sampling.logits import NUCLEUS_WIDTH, adjusted, probabilities, token_logprobs
 from kvspan.sampling.sampler import DRAW_ROWS, Sampler, SamplingRow, draw, uniform
@@ -439,6 +440,29 @@ def test_unusable_logits_fail_their_row_alone(bad: list[float], words: str, temp
     assert not first.failure
     with pytest.raises(OutputError, match=words):
         Sampler().prompt_logprobs(torch.tensor([bad]), [0], 1)
+
+
+def test_plain_rows_get_by_the_largest_logit_what_they_get_of_all() -> None:
+    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2))
+    rows = [row(SamplingParams(temperature=0.0), request_id=i) for i in range(5)]
+    assert all(r.is_plain for r in rows)
+    assert Sampler().greedy(best(logits), rows) == Sampler().sample(logits, rows)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1.0},
+        {"logprobs": 0},
+        {"min_tokens": 1},
+        {"logit_bias": {1: 1.0}},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+    ],
+    ids=str,
+)
+def test_rows_that_ask_for_more_are_not_plain(asked: dict[str, Any]) -> None:
+    assert not row(SamplingParams(**{"temperature": 0.0, **asked})).is_plain
 
 
 def test_min_tokens_that_leaves_nothing_fails_the_row() -> None:

@@ -1,0 +1,201 @@
+"""A model's forward passes. Steps that decode are recorded, and played when their shape comes again.
+
+A decode step differs from the one before it in a few tensors alone: its tokens and their angles, where
+keys are written and which ones are seen. What layers do is the same native calls, of the same sizes, at
+the same addresses. A tape of them is kept for each shape of step; a step that is no decode, or a model
+whose layers are not native throughout, runs in Python as it always can.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvspan.attention.contract import FlatIndex, KeyIndex
+from kvspan.attention.putting import Writes
+from kvspan.layers.rotary import Rotation
+from kvspan.layers.rows import are_all
+from kvspan.models.base import Batch, Model
+from kvspan.native import native_path
+from kvspan.worker.tape import Scratch, Tape
+from kvspan.worker.watch import Recorder
+
+MOST_ROWS = 128
+"""Of a step that is recorded: beyond it Python's share of a step is not worth the memory."""
+MOST_SHAPES = 64
+"""Tapes that are kept, those played last."""
+_SPANS = {
+    "attention": "attention",
+    "cache": "cache and rotary",
+    "linear": "linear",
+    "exchange": "exchange",
+}
+"""What a tape's calls count as -> the span's name; others are the forward pass itself."""
+
+
+class Runner:
+    """Runs a model's layers.
+
+    Args:
+        model: whose they are; its cache is allocated anew for none but a new runner.
+        recorder: notes the time that calls take.
+    """
+
+    def __init__(self, model: Model, recorder: Recorder) -> None:
+        self._model, self._recorder = model, recorder
+        self._scratch = Scratch()
+        self._tapes: OrderedDict[_Shape, _Taped | None] = OrderedDict()
+
+    def run(self, batch: Batch) -> Tensor:
+        """Runs the rows of a step.
+
+        Returns:
+            [R, hidden_size], the final hidden states, whole on every rank; another step of the same
+            shape writes over them.
+        """
+        rotation, shape = self._model.rotation(batch.positions), _Shape.of(batch)
+        if shape is None or (shape in self._tapes and self._tapes[shape] is None):
+            return self._model.forward(batch, rotation)
+        taped = self._tapes.get(shape)
+        if taped is None:
+            return self._record(shape, batch, rotation)
+        self._tapes.move_to_end(shape)
+        taped.inputs.take(batch, rotation)
+        self._play(taped.tape)
+        return taped.hidden
+
+    def _record(self, shape: "_Shape", batch: Batch, rotation: Rotation) -> Tensor:
+        inputs = _Inputs.like(batch, rotation, shape)
+        inputs.take(batch, rotation)
+        tape = Tape(inputs.tensors, self._scratch)
+        there = inputs.batch(batch)
+        hidden = tape.record(lambda: self._model.forward(there, inputs.rotation))
+        while len(self._tapes) >= MOST_SHAPES:
+            self._tapes.popitem(last=False)
+        self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, hidden)
+        return hidden
+
+    def _play(self, tape: Tape) -> None:
+        if not self._recorder.on:
+            return tape.play()
+        for work, start_s, stop_s in tape.play_timed():
+            if work.name in _SPANS:
+                self._recorder.add(_SPANS[work.name], start_s, stop_s)
+        return None
+
+
+class _Shape(NamedTuple):
+    """What steps have in common that one tape serves.
+
+    Args:
+        num_rows: of this rank.
+        num_keyed: rows whose keys come here.
+        row_sizes: `Batch.row_sizes`.
+        reach: which of `Batch.asking` has rows.
+        asking: rows of each rank of the reach's group.
+        room: blocks of all sequences' tables that there is memory for, a power of two.
+    """
+
+    num_rows: int
+    num_keyed: int
+    row_sizes: tuple[int, ...]
+    reach: int
+    asking: tuple[int, ...]
+    room: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> "_Shape | None":
+        """The shape of a step; None if it is not one token of each sequence, all alike."""
+        (reach, *others) = [i for i, asking in enumerate(batch.asking) if asking.keys.num_rows] or [0]
+        asking, num_rows = batch.asking[reach], len(batch.token_ids)
+        is_decode = (
+            0 < asking.keys.num_rows == len(asking.keys.tables) <= MOST_ROWS
+            and not others
+            and are_all(batch.attending, num_rows)
+            and not batch.gathered.num_keys
+            and are_all(asking.rows, num_rows)
+        )
+        if not is_decode or batch.token_ids.device.type != "cpu" or native_path().isa is None:
+            return None
+        room = 1 << len(asking.keys.flat.blocks).bit_length()
+        return cls(num_rows, len(batch.writes.blocks), batch.row_sizes, reach, asking.sizes, room)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """What a step brings, in memory that stays where it is.
+
+    Args:
+        reach: which of `Batch.asking` is seen.
+        token_ids: of the rows.
+        rotation: likewise.
+        writes: where keys and values of all rows go that come here.
+        flat: which keys rows see; there is room for longer tables.
+    """
+
+    reach: int
+    token_ids: Tensor
+    rotation: Rotation
+    writes: Writes
+    flat: FlatIndex
+
+    @classmethod
+    def like(cls, batch: Batch, rotation: Rotation, shape: _Shape) -> "_Inputs":
+        """Memory for steps of a shape."""
+        writes, flat = batch.writes, batch.asking[shape.reach].keys.flat
+        return cls(
+            shape.reach,
+            torch.empty_like(batch.token_ids),
+            replace(rotation, cos=torch.empty_like(rotation.cos), sin=torch.empty_like(rotation.sin)),
+            Writes(torch.empty_like(writes.blocks), torch.empty_like(writes.offsets)),
+            FlatIndex(
+                torch.empty_like(flat.row_starts),
+                torch.empty_like(flat.table_starts),
+                torch.empty(shape.room, dtype=torch.int64),
+                torch.empty_like(flat.first),
+                torch.empty_like(flat.last),
+            ),
+        )
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All of them."""
+        return _tensors(self.token_ids, self.rotation, self.writes, self.flat)
+
+    def take(self, batch: Batch, rotation: Rotation) -> None:
+        """Fills the memory with what a step brings."""
+        flat = batch.asking[self.reach].keys.flat
+        brought = _tensors(batch.token_ids, rotation, batch.writes, flat)
+        for mine, its in zip(self.tensors, brought, strict=True):
+            mine[: len(its)] = its
+
+    def batch(self, like: Batch) -> Batch:
+        """A batch of what is in the memory, for layers."""
+        asking = [*like.asking]
+        asking[self.reach] = replace(asking[self.reach], keys=KeyIndex.over(self.flat))
+        spread, local = asking
+        return replace(like, token_ids=self.token_ids, writes=self.writes, asking=(spread, local))
+
+
+def _tensors(
+    token_ids: Tensor, rotation: Rotation, writes: Writes, flat: FlatIndex
+) -> tuple[Tensor, ...]:
+    of_rows = (token_ids, rotation.cos, rotation.sin, writes.blocks, writes.offsets)
+    return *of_rows, flat.row_starts, flat.table_starts, flat.blocks, flat.first, flat.last
+
+
+@dataclass(frozen=True, slots=True)
+class _Taped:
+    """A recorded step.
+
+    Args:
+        tape: of its layers.
+        inputs: which they read.
+        hidden: which they write.
+    """
+
+    tape: Tape
+    inputs: _Inputs
+    hidden: Tensor

@@ -1,0 +1,87 @@
+"""Decode steps that are played from a tape give the bits that the same steps give in Python."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvspan.layers.matmul import packing_isa
+from kvspan.loading.resolve import resolve
+from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.tiny import TINY
+from kvspan.topology import Topology
+from kvspan.worker import runner
+from kvspan.worker.tape import Tape
+from tests.conftest import SEED
+
+pytestmark = [
+    pytest.mark.timeout(100),
+    pytest.mark.skipif(packing_isa() is None, reason="only packed products are native throughout"),
+]
+
+LENGTHS = (40, 33, 40)  # tables grow past their room, and a sequence ends before the others
+DENSE = ("llama-gqa-9x3", "llama-biases", "qwen3-odd-heads-tied")
+
+
+def case(tp: int = 1, dcp: int = 1, *, pcp: int = 1, replicate_q: bool = True, kv: str = "bfloat16"):
+    return ForwardCase(
+        topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
+        replicate_q=replicate_q,
+        chunk=1,
+        dtype=torch.bfloat16,
+        kv_dtype=getattr(torch, kv),
+        shared_memory=True,
+    )
+
+
+CASES = {
+    "T1": case(),
+    "T1-int8": case(kv="int8"),
+    "T2": case(2),
+    "T2-W2": case(2, 2),
+    "T2-W2-gather": case(2, 2, replicate_q=False),
+    "T3-W3-gather-e4m3": case(3, 3, replicate_q=False, kv="float8_e4m3fn"),
+    "T1-P2-W2": case(1, 2, pcp=2),
+}
+
+
+@pytest.fixture
+def plays(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
+    played: list[Tape] = []
+    play = Tape.play
+    monkeypatch.setattr(Tape, "play", lambda tape: (played.append(tape), play(tape)))
+    return played
+
+
+@pytest.mark.parametrize("model", DENSE)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_a_played_step_gives_the_same_bits(
+    model: str,
+    case: ForwardCase,
+    plays: list[Tape],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_checkpoint(tmp_path, TINY[model], seed=SEED, dtype=torch.bfloat16)
+    generator = torch.Generator().manual_seed(4)
+    sequences = [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
+    played = forward(resolve(str(tmp_path)), sequences, case).logits
+    assert plays
+    plays.clear()
+    monkeypatch.setattr(runner, "MOST_ROWS", 0)
+    in_python = forward(resolve(str(tmp_path)), sequences, case).logits
+    assert not plays
+    assert all(map(torch.equal, played, in_python))
+
+
+@pytest.mark.parametrize("model", sorted(TINY.keys() - set(DENSE)))
+def test_a_model_that_is_not_native_throughout_runs_as_it_did(
+    model: str, plays: list[Tape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, TINY[model], seed=SEED, dtype=torch.bfloat16)
+    sequences = [list(range(1, 20)), list(range(50, 60))]
+    maybe_played = forward(resolve(str(tmp_path)), sequences, case()).logits
+    monkeypatch.setattr(runner, "MOST_ROWS", 0)
+    in_python = forward(resolve(str(tmp_path)), sequences, case()).logits
+    assert all(map(torch.equal, maybe_played, in_python))
