@@ -25,7 +25,8 @@ struct Bf16Dot {
     static constexpr int LANES = 6;          // of a register block, with 4 vectors each
     static constexpr int CHUNK = 64;         // dims of such a block
     static constexpr int PAIRED_LANES = 12;  // from here on values are paired once for all lanes
-    static constexpr int WIDE_LANES = 8;     // from here on vectors of lanes are full enough
+    // From here on vectors of lanes are full enough, and pay for copying codes.
+    static constexpr int WIDE_LANES = IS_CODE<Element> ? 12 : 8;
 
     static float largest(const float* scores) {
         const __m512 a = _mm512_max_ps(_mm512_load_ps(scores), _mm512_load_ps(scores + 16));
