@@ -15,9 +15,12 @@ inline void spin_in_registers(std::int64_t rounds, Number number, Step step) {
     for (std::int64_t i = 0; i < rounds; ++i) {
         asm volatile("" : "+m"(number));
         const Number here = number;
-        for (auto& sum : sums) sum = step(sum, here);
+#pragma GCC unroll 12
+        for (int k = 0; k < CHAINS; ++k) sums[k] = step(sums[k], here);
     }
-    for (auto& sum : sums) asm volatile("" : : "m"(sum));
+    Sum total = sums[0];
+    for (int k = 1; k < CHAINS; ++k) total += sums[k];
+    asm volatile("" : : "m"(total));
 }
 
 }  // namespace
