@@ -1,4 +1,7 @@
-"""Speed of the attention kernels on this CPU, beside the bandwidth and the rivals measured with it.
+"""Speed of the attention kernels on this CPU, beside what it can do at most and the rivals.
+
+What it can do is measured between the kernels: it reads memory from end to end, and multiplies in
+registers alone ("spin"); every kernel's line gives its share of both.
 
     OMP_NUM_THREADS=2 python benchmarks/attention.py decode --threads 1
     OMP_NUM_THREADS=2 python benchmarks/attention.py prefill --threads 2
@@ -21,7 +24,7 @@ import torch
 from kvspan.attention.backends.registry import KERNELS, load_kernel
 from kvspan.attention.contract import Cached, Kernel, KeyIndex, Need
 from kvspan.attention.scaled import LIMITS, Scaled
-from kvspan.native import prefer_huge_pages
+from kvspan.native import extension, native_path, prefer_huge_pages
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ SHAPES = {
     ),
 }
 BLOCK_SIZE = 16
+SPIN_ROUNDS = 1_000_000
 
 
 def inputs(shape: Shape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, KeyIndex, float]:
@@ -145,18 +149,53 @@ def measured(shape: Shape, memory: torch.Tensor, rounds: int) -> dict[str, list[
             cached = coded(shape, keys, values, dtype)
             contenders[f"NativeKernel {dtype}"] = partial(kernel, query, *cached, index, scale)
     contenders["read"] = memory.max
+    if native_path().isa is not None:
+        contenders["spin"] = spin
     return interleaved(contenders, rounds)
 
 
-def report(shape: Shape, what: str, seconds: list[float], read_bytes: int) -> dict[str, object]:
-    """One line of figures."""
-    line: dict[str, object] = {"shape": shape.name, "what": what, "threads": torch.get_num_threads()}
-    for key, taken in (("median", statistics.median(seconds)), ("best", min(seconds))):
-        line[f"{key}_ms"] = round(taken * 1e3, 3)
-        line[f"{key}_gb_s"] = round(read_bytes / taken / 1e9, 1)
-        if what != "read":
-            line[f"{key}_gflop_s"] = round(shape.flops / taken / 1e9)
-    return line
+def spin() -> float:
+    """Operations on bf16 in registers alone, on one thread."""
+    native = extension()
+    return float(native.spin(native.Isa[native_path().isa], native.Dtype.bf16, SPIN_ROUNDS))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one contender did, in bytes and in operations a second.
+
+    Args:
+        gb_s: of KV, in bf16.
+        gflop_s: of visible keys.
+    """
+
+    gb_s: float
+    gflop_s: float
+
+
+def report(shape: Shape, seconds: dict[str, list[float]], memory_bytes: int) -> list[dict[str, object]]:
+    """A line of figures for each contender; shares are of the core's, or cores', most."""
+    threads = torch.get_num_threads()
+    middle = {what: statistics.median(taken) for what, taken in seconds.items()}
+    spun = threads * spin() / middle.pop("spin") if "spin" in middle else 0.0
+    most = Rates(gb_s=memory_bytes / middle.pop("read") / 1e9, gflop_s=spun / 1e9)
+    lines: list[dict[str, object]] = [
+        {"shape": shape.name, "what": "at most", "threads": threads, **rounded(most)}
+    ]
+    for what, taken in middle.items():
+        did = Rates(gb_s=shape.kv_bytes / taken / 1e9, gflop_s=shape.flops / taken / 1e9)
+        line = {"shape": shape.name, "what": what, "threads": threads, **rounded(did)}
+        line["median_ms"], line["best_ms"] = (round(s * 1e3, 3) for s in (taken, min(seconds[what])))
+        line["of_read"] = round(did.gb_s / most.gb_s, 2)
+        if most.gflop_s:
+            line["of_spin"] = round(did.gflop_s / most.gflop_s, 2)
+        lines.append(line)
+    return lines
+
+
+def rounded(rates: Rates) -> dict[str, object]:
+    """For printing."""
+    return {"gb_s": round(rates.gb_s, 1), "gflop_s": round(rates.gflop_s)}
 
 
 def main() -> None:
@@ -172,9 +211,8 @@ def main() -> None:
     for shape in SHAPES[arguments.what]:
         if arguments.only not in shape.name:
             continue
-        for what, seconds in measured(shape, memory, arguments.rounds).items():
-            read_bytes = memory.nbytes if what == "read" else shape.kv_bytes
-            print(json.dumps(report(shape, what, seconds, read_bytes)), flush=True)
+        for line in report(shape, measured(shape, memory, arguments.rounds), memory.nbytes):
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

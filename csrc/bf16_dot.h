@@ -2,12 +2,15 @@
 // `Cells` turn into bf16.
 //
 // Scores of few lanes are dot products over a key's dims, sixteen at a time, reduced by one tree of
-// shuffles. For many lanes the tile of keys is transposed first, once, and lanes go over it in register
-// blocks; so are values paired first, once. Dims may be in an order that `Cells` likes, from the query to
-// the output, where `finish` puts it right.
+// shuffles. For more of them lanes become the lanes of vectors (`bf16_wide.h`), unless there are so many
+// that transposing the tile of keys, once, is cheaper than transposing its scores. For many lanes values
+// are paired first, once. Dims may be in an order that `Cells` likes, from the query to the output, where
+// `finish` puts it right.
 #pragma once
 
 #include "bf16.h"
+#include "bf16_sum.h"
+#include "bf16_wide.h"
 #include "cells.h"
 #include "flash.h"
 #include "vectors.h"
@@ -19,9 +22,11 @@ template <class Cells>
 struct Bf16Dot {
     using Element = typename Cells::Element;
     static constexpr int DIMS = Cells::DIMS, VECTORS = Cells::VECTORS;
-    static constexpr int LANES = 6;         // of a register block, with 4 vectors each
-    static constexpr int CHUNK = 64;        // dims of such a block
+    static constexpr int LANES = 6;          // of a register block, with 4 vectors each
+    static constexpr int CHUNK = 64;         // dims of such a block
     static constexpr int PAIRED_LANES = 12;  // from here on values are paired once for all lanes
+    // From here on vectors of lanes are full enough, and pay for copying codes.
+    static constexpr int WIDE_LANES = IS_CODE<Element> ? 12 : 8;
 
     static float largest(const float* scores) {
         const __m512 a = _mm512_max_ps(_mm512_load_ps(scores), _mm512_load_ps(scores + 16));
@@ -32,6 +37,7 @@ struct Bf16Dot {
     static float exp2(float x) { return kvspan::exp2(splat(x))[0]; }
 
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
+        if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
         const int width = query_width(call);
         for (int lane = 0; lane < unit.head_lanes(); ++lane) {
             const Place place = place_of(call, unit, first + lane);
@@ -52,12 +58,17 @@ struct Bf16Dot {
     }
 
     static void scores(const Attention& call, int lanes, const Tile<Element>& tile,
-                       const Tile<Element>& next, const Scratch& scratch, const Part& part, float* to) {
+                       Ahead<Element>& ahead, const Scratch& scratch, const Part& part, float* to) {
+        if (is_wide(call, lanes)) {
+            const Bf16* room[TILE_KEYS];
+            const WideRows rows{key_rows(call, tile, part, scratch, room), tile.count};
+            return wide_scores(rows, part.dims, wide_query(call, lanes, part.number, scratch), ahead, to);
+        }
         const Query query{query_of(scratch, 0, 0) + (part.number ? whole(call.part_dims[0]) : 0),
                           query_width(call)};
         // A reduction costs about 3 instructions a lane and key, a transposition 0.2 a dim and key.
-        if (lanes * 16 <= call.head_dim + 16) return few_lanes(lanes, tile, next, query, part, to);
-        transpose(tile, next, scratch, part);
+        if (lanes * 16 <= call.head_dim + 16) return few_lanes(lanes, tile, ahead, query, part, to);
+        transpose(tile, ahead, scratch, part);
         int lane = 0;
         const int pairs = whole(part.dims) / 2;
         for (; lane + LANES <= lanes; lane += LANES) many_lanes<LANES>(pairs, lane, query, scratch, to);
@@ -85,35 +96,43 @@ struct Bf16Dot {
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<Element>& tile,
-                           const Tile<Element>& next, const Scratch& scratch, const float* fade,
-                           float* out) {
+                           Ahead<Element>& ahead, const Scratch& scratch, const float* fade, float* out) {
         const Cells cells;
-        const bool ahead = next.seen && !values_within_keys(next, call.head_dim);
-        const Sum sum{call.value_dim, tile, scratch, fade, out};
+        const WeightedSum sum{call.value_dim, tile.count, weights_of(scratch, 0), fade, out};
+        if (keeps_order(call, lanes)) {
+            const Bf16* room[TILE_KEYS];
+            const Bf16* const* rows = value_rows(call, tile, scratch, room);
+            const auto in_order = [&](int d, int key, auto& to) __attribute__((always_inline)) {
+                for (int i = 0; i < static_cast<int>(sizeof to / 4); i += 32) {
+                    const int left = call.value_dim - d - i;
+                    Bf16Cells().pairs(rows[key] + d + i, rows[key + 1] + d + i, left, to + i / 16);
+                }
+            };
+            return add_wide(sum, lanes, ahead, in_order);
+        }
         if (lanes >= PAIRED_LANES) {
-            pair(call.value_dim, cells, tile, next, ahead, scratch);
-            const auto paired = [&](int d, int key, __m512i (&to)[4], bool) __attribute__((always_inline)) {
+            pair(call.value_dim, cells, tile, ahead, scratch);
+            const auto paired = [&](int d, int key, auto& to) __attribute__((always_inline)) {
                 for (int i = 0; i < 4; ++i) to[i] = _mm512_load_si512(paired_at(scratch, d, key) + 16 * i);
             };
-            return add_all(sum, lanes, paired);
+            return add_all(sum, 0, lanes, ahead, paired);
         }
-        const auto in_place = [&](int d, int key, __m512i (&to)[4], bool is_first) __attribute__((always_inline)) {
+        const auto in_place = [&](int d, int key, auto& to) __attribute__((always_inline)) {
             for (int i = 0; i < CHUNK; i += DIMS) {
                 const int left = call.value_dim - d - i;
-                cells.pairs(tile.values[key] + d + i, tile.values[key + 1] + d + i, left,
-                            to + i / 16);
-                if (is_first && ahead && left > 0) {
-                    fetch_line(next.values[key] + d + i);
-                    fetch_line(next.values[key + 1] + d + i);
-                }
+                cells.pairs(tile.values[key] + d + i, tile.values[key + 1] + d + i, left, to + i / 16);
             }
         };
-        add_all(sum, lanes, in_place);
+        add_all(sum, 0, lanes, ahead, in_place);
     }
 
-    static void finish(const Attention& call, int lanes, float* out) {
-        const std::int64_t size = static_cast<std::int64_t>(lanes) * padded(call.value_dim);
-        for (std::int64_t i = 0; i < size; i += DIMS) Cells::restore(out + i);
+    static void finish(const Attention& call, const Unit& unit, float* out) {
+        const std::int64_t size = static_cast<std::int64_t>(unit.lanes()) * padded(call.value_dim);
+        if (keeps_order(call, unit.head_lanes())) {
+            for (std::int64_t i = 0; i < size; i += Bf16Cells::DIMS) Bf16Cells::restore(out + i);
+        } else {
+            for (std::int64_t i = 0; i < size; i += DIMS) Cells::restore(out + i);
+        }
     }
 
 private:
@@ -125,13 +144,77 @@ private:
         const Bf16* of(int lane) const { return data + static_cast<std::int64_t>(lane) * width; }
     };
 
-    struct Sum {
-        int dim;
-        const Tile<Element>& tile;
-        const Scratch& scratch;
-        const float* fade;
-        float* out;
-    };
+    // Whether transposing scores, 4 shuffles a lane for 16 keys, costs less than keys, 2 a dim.
+    static bool is_wide(const Attention& call, int lanes) {
+        const bool fits = query_width(call) <= padded(call.head_dim) && call.part_dims[0] % 4 == 0;
+        return lanes >= WIDE_LANES && 2 * lanes <= call.head_dim && fits;
+    }
+
+    // Whether values are paired in registers, from rows of bf16 in their own order.
+    static bool keeps_order(const Attention& call, int lanes) {
+        return is_wide(call, lanes) && lanes <= 2 * WIDE_BLOCK;
+    }
+
+    static WideQuery wide_query(const Attention& call, int lanes, int part, const Scratch& scratch) {
+        const auto* words = reinterpret_cast<const std::int32_t*>(scratch.query);
+        const int first = part ? call.part_dims[0] / 2 : 0;
+        return {words + static_cast<std::int64_t>(first) * wide_lanes(lanes), lanes};
+    }
+
+    static void load_wide_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
+        const int lanes = unit.head_lanes(), stride = wide_lanes(lanes);
+        auto* words = reinterpret_cast<std::int32_t*>(scratch.query);
+        for (int lane = 0; lane < stride; ++lane) {
+            const Place place = place_of(call, unit, first + (lane < lanes ? lane : 0));
+            const Bf16* from = static_cast<const Bf16*>(call.query) +
+                               place.row * call.query_row_stride +
+                               place.head * call.query_head_stride;
+            for (int pair = 0; pair < call.head_dim / 2; ++pair)
+                words[pair * stride + lane] = word_at(from + 2 * pair);
+        }
+    }
+
+    // A tile's keys as rows of bf16, from a part's first dim on: those of the cache, or copies of codes.
+    static const Bf16* const* key_rows(const Attention& call, const Tile<Element>& tile, const Part& part,
+                                       const Scratch& scratch, const Bf16* (&room)[TILE_KEYS]) {
+        if constexpr (!IS_CODE<Element>) {
+            return tile.keys;
+        } else {
+            Bf16* to = reinterpret_cast<Bf16*>(scratch.packed) + (part.number ? whole(call.part_dims[0]) : 0);
+            return widened_rows(tile.keys, part, tile.count, to, query_width(call), room);
+        }
+    }
+
+    static const Bf16* const* value_rows(const Attention& call, const Tile<Element>& tile,
+                                         const Scratch& scratch, const Bf16* (&room)[TILE_KEYS]) {
+        if constexpr (!IS_CODE<Element>) {
+            return tile.values;
+        } else if (tile.values[0] == tile.keys[0] && call.value_dim <= call.part_dims[0]) {
+            for (int key = 0; key < TILE_KEYS; ++key)
+                room[key] = reinterpret_cast<const Bf16*>(scratch.packed) + key * query_width(call);
+            return room;
+        } else {
+            return widened_rows(tile.values, Part{0, 0, call.value_dim}, tile.count,
+                                reinterpret_cast<Bf16*>(scratch.paired), padded(call.value_dim), room);
+        }
+    }
+
+    // Some dims of codes as rows of bf16, `width` apart.
+    static const Bf16* const* widened_rows(const Element* const* from, const Part& part, int count, Bf16* to,
+                                           int width, const Bf16* (&rows)[TILE_KEYS]) {
+        const Cells cells;
+        for (int key = 0; key < TILE_KEYS; ++key) {
+            rows[key] = to + key * width;
+            for (int d = 0; key < (count + 7) / 8 * 8 && d < part.dims; d += DIMS) {
+                __m512i vectors[VECTORS];
+                cells.load(from[key] + part.first + d, part.dims - d, vectors);
+                Cells::put_in_order(vectors);
+                for (int v = 0; v < VECTORS; ++v)
+                    _mm512_store_si512(to + key * width + d + 32 * v, vectors[v]);
+            }
+        }
+        return rows;
+    }
 
     static int whole(int dims) { return (dims + DIMS - 1) / DIMS * DIMS; }
 
@@ -153,69 +236,70 @@ private:
         return reinterpret_cast<std::int32_t*>(scratch.paired) + d * (TILE_KEYS / 2) + key * (CHUNK / 2);
     }
 
-    static bool values_within_keys(const Tile<Element>& tile, int head_dim) {
-        return tile.values[0] >= tile.keys[0] && tile.values[0] < tile.keys[0] + head_dim;
-    }
-
-    static void few_lanes(int lanes, const Tile<Element>& tile, const Tile<Element>& next,
+    static void few_lanes(int lanes, const Tile<Element>& tile, Ahead<Element>& ahead,
                           const Query& query, const Part& part, float* to) {
         int lane = 0;
-        for (; lane + 4 <= lanes; lane += 4) dots<4, 4>(lane, tile, next, query, part, to);
+        for (; lane + 4 <= lanes; lane += 4) dots<4, 4>(lane, tile, ahead, query, part, to);
         switch (lanes - lane) {
             case 3:
-                return dots<3, 4>(lane, tile, next, query, part, to);
+                return dots<3, 4>(lane, tile, ahead, query, part, to);
             case 2:
-                return dots<2, 8>(lane, tile, next, query, part, to);
+                return dots<2, 8>(lane, tile, ahead, query, part, to);
             case 1:
-                return dots<1, 16>(lane, tile, next, query, part, to);
+                return dots<1, 16>(lane, tile, ahead, query, part, to);
             default:
                 return;
         }
     }
 
     template <int N, int KEYS>
-    static void dots(int lane, const Tile<Element>& tile, const Tile<Element>& next, const Query& query,
-                     const Part& part, float* to) {
+    static void dots(int lane, const Tile<Element>& tile, Ahead<Element>& ahead,
+                                  const Query& query, const Part& part, float* to) {
         const Cells cells;
-        const bool ahead = lane == 0 && next.seen;
+        const Bf16* queries = query.of(lane);
+        const int width = query.width, whole_dims = part.dims / DIMS * DIMS;
+        Ahead<Element> asking = ahead;
         for (int key = 0; key < tile.count; key += KEYS) {
             __m512 sums[16];
             for (int i = 0; i < 16; ++i) sums[i] = _mm512_setzero_ps();
-            for (int d = 0; d < part.dims; d += DIMS) {
+            asking.ask(KEYS);
+            const auto add = [&](int d, int left) __attribute__((always_inline)) {
                 __m512i asked[N][VECTORS];
                 for (int n = 0; n < N; ++n) {
                     for (int v = 0; v < VECTORS; ++v)
-                        asked[n][v] = _mm512_load_si512(query.of(lane + n) + d + 32 * v);
+                        asked[n][v] = _mm512_load_si512(queries + n * width + d + 32 * v);
                 }
                 for (int k = 0; k < KEYS; ++k) {
                     __m512i vectors[VECTORS];
-                    cells.load(tile.keys[key + k] + part.first + d, part.dims - d, vectors);
-                    if (ahead) fetch_line(next.keys[key + k] + part.first + d);
+                    cells.load(tile.keys[key + k] + part.first + d, left, vectors);
                     for (int v = 0; v < VECTORS; ++v) {
                         for (int n = 0; n < N; ++n)
                             sums[n * KEYS + k] = dot(sums[n * KEYS + k], asked[n][v], vectors[v]);
                     }
                 }
-            }
+            };
+            for (int d = 0; d < whole_dims; d += DIMS) add(d, DIMS);
+            if (whole_dims < part.dims) add(whole_dims, part.dims - whole_dims);
             alignas(64) float scores[16];
             _mm512_store_ps(scores, reduce(sums));
             for (int n = 0; n < N; ++n)
                 __builtin_memcpy(to + (lane + n) * TILE_KEYS + key, scores + n * KEYS, KEYS * 4);
         }
+        ahead = asking;
     }
 
     // packed[d / 2][key] = dims d and d + 1 of each key.
-    static void transpose(const Tile<Element>& tile, const Tile<Element>& next, const Scratch& scratch,
+    static void transpose(const Tile<Element>& tile, Ahead<Element>& ahead, const Scratch& scratch,
                           const Part& part) {
         const Cells cells;
         auto* packed = reinterpret_cast<std::int32_t*>(scratch.packed);
         for (int key = 0; key < tile.count; key += 16) {
             for (int d = 0; d < part.dims; d += DIMS) {
                 __m512i rows[VECTORS][16];
+                ahead.ask(4);
                 for (int k = 0; k < 16; ++k) {
                     __m512i vectors[VECTORS];
                     cells.load(tile.keys[key + k] + part.first + d, part.dims - d, vectors);
-                    if (next.seen) fetch_line(next.keys[key + k] + part.first + d);
                     for (int v = 0; v < VECTORS; ++v) rows[v][k] = vectors[v];
                 }
                 for (int v = 0; v < VECTORS; ++v) {
@@ -228,32 +312,8 @@ private:
         }
     }
 
-    static void transpose_words(__m512i (&r)[16]) {
-        __m512i t[16];
-        for (int i = 0; i < 16; i += 2) {
-            t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-            t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-        }
-        for (int i = 0; i < 16; i += 4) {
-            r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-            r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-            r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-            r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-        }
-        for (int i = 0; i < 4; ++i) {
-            t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-            t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-            t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-            t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-        }
-        for (int i = 0; i < 8; ++i) {
-            r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-            r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-        }
-    }
-
     template <int N>
-    static void many_lanes(int pairs, int lane, const Query& query, const Scratch& scratch, float* to) {
+    KVSPAN_APART static void many_lanes(int pairs, int lane, const Query& query, const Scratch& scratch, float* to) {
         const auto* packed = reinterpret_cast<const std::int32_t*>(scratch.packed);
         const auto* asked = reinterpret_cast<const std::int32_t*>(query.of(lane));
         __m512 sums[N][4];
@@ -274,68 +334,18 @@ private:
         }
     }
 
-    static void pair(int dim, const Cells& cells, const Tile<Element>& tile, const Tile<Element>& next,
-                     bool ahead, const Scratch& scratch) {
+    static void pair(int dim, const Cells& cells, const Tile<Element>& tile, Ahead<Element>& ahead,
+                     const Scratch& scratch) {
         for (int d = 0; d < dim; d += CHUNK) {
             for (int key = 0; key < tile.count; key += 2) {
                 __m512i vectors[4];
+                ahead.ask(1);
                 for (int i = 0; i < CHUNK; i += DIMS) {
                     cells.pairs(tile.values[key] + d + i, tile.values[key + 1] + d + i, dim - d - i,
                                 vectors + i / 16);
-                    if (ahead && d + i < dim) {
-                        fetch_line(next.values[key] + d + i);
-                        fetch_line(next.values[key + 1] + d + i);
-                    }
                 }
                 for (int i = 0; i < 4; ++i)
                     _mm512_store_si512(paired_at(scratch, d, key) + 16 * i, vectors[i]);
-            }
-        }
-    }
-
-    // `pairs_at(d, key, to, is_first)` gives CHUNK dims of two keys; the first lanes are the first to ask.
-    template <class PairsAt>
-    static void add_all(const Sum& sum, int lanes, const PairsAt& pairs_at) {
-        int lane = 0;
-        for (; lane + LANES <= lanes; lane += LANES) add<LANES>(sum, lane, pairs_at);
-        switch (lanes - lane) {
-            case 5:
-                return add<5>(sum, lane, pairs_at);
-            case 4:
-                return add<4>(sum, lane, pairs_at);
-            case 3:
-                return add<3>(sum, lane, pairs_at);
-            case 2:
-                return add<2>(sum, lane, pairs_at);
-            case 1:
-                return add<1>(sum, lane, pairs_at);
-            default:
-                return;
-        }
-    }
-
-    template <int N, class PairsAt>
-    static void add(const Sum& sum, int lane, const PairsAt& pairs_at) {
-        const int width = padded(sum.dim);
-        const std::int32_t* weights = weights_of(sum.scratch, lane);
-        for (int d = 0; d < sum.dim; d += CHUNK) {
-            float* out = sum.out + static_cast<std::int64_t>(lane) * width + d;
-            __m512 sums[N][4];
-            for (int n = 0; n < N; ++n) {
-                const __m512 factor = _mm512_set1_ps(sum.fade[lane + n]);
-                for (int i = 0; i < 4; ++i)
-                    sums[n][i] = _mm512_mul_ps(_mm512_load_ps(out + n * width + 16 * i), factor);
-            }
-            for (int key = 0; key < sum.tile.count; key += 2) {
-                __m512i pairs[4];
-                pairs_at(d, key, pairs, lane == 0);
-                for (int n = 0; n < N; ++n) {
-                    const __m512i weight = _mm512_set1_epi32(weights[n * (TILE_KEYS / 2) + key / 2]);
-                    for (int i = 0; i < 4; ++i) sums[n][i] = dot(sums[n][i], weight, pairs[i]);
-                }
-            }
-            for (int n = 0; n < N; ++n) {
-                for (int i = 0; i < 4; ++i) _mm512_store_ps(out + n * width + 16 * i, sums[n][i]);
             }
         }
     }

@@ -102,6 +102,10 @@ NB_MODULE(_native, m) {
         .value("i8", Dtype::i8)
         .value("e4m3", Dtype::e4m3);
     m.def("available", &available);
+    m.def("spin", [](Isa isa, Dtype dtype, std::int64_t rounds) {
+        nb::gil_scoped_release others_may_run;
+        return spin(isa, dtype, rounds);
+    });
     m.def("prefer_huge_pages", [](std::uintptr_t memory, std::size_t size) {
         prefer_huge_pages(at<void>(memory), size);
     });

@@ -20,15 +20,15 @@
 namespace kvspan {
 namespace {
 
-inline void fetch_line(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+KVSPAN_INLINE void fetch_line(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 struct Bf16Cells {
     using Element = Bf16;
     static constexpr int DIMS = 32, VECTORS = 1;
 
-    void load(const Bf16* p, int left, __m512i (&to)[1]) const { to[0] = dims(p, left); }
+    KVSPAN_INLINE void load(const Bf16* p, int left, __m512i (&to)[1]) const { to[0] = dims(p, left); }
 
-    void pairs(const Bf16* even, const Bf16* odd, int left, __m512i* to) const {
+    KVSPAN_INLINE void pairs(const Bf16* even, const Bf16* odd, int left, __m512i* to) const {
         const __m512i a = dims(even, left), b = dims(odd, left);
         to[0] = _mm512_unpacklo_epi16(a, b);
         to[1] = _mm512_unpackhi_epi16(a, b);
@@ -97,9 +97,9 @@ public:
         }
     }
 
-    void load(const Code* p, int left, __m512i (&to)[2]) const { widen(codes(p, left), to); }
+    KVSPAN_INLINE void load(const Code* p, int left, __m512i (&to)[2]) const { widen(codes(p, left), to); }
 
-    void pairs(const Code* even, const Code* odd, int left, __m512i* to) const {
+    KVSPAN_INLINE void pairs(const Code* even, const Code* odd, int left, __m512i* to) const {
         const __m512i a = codes(even, left), b = codes(odd, left);
         widen(_mm512_unpacklo_epi8(a, b), to);
         widen(_mm512_unpackhi_epi8(a, b), to + 2);
@@ -109,6 +109,15 @@ public:
         const __m512i low = query[0], high = query[1];
         query[0] = _mm512_shuffle_i32x4(low, high, 0x88);
         query[1] = _mm512_shuffle_i32x4(low, high, 0xdd);
+    }
+
+    // What `load` leaves, in the order of the cache.
+    static void put_in_order(__m512i (&vectors)[2]) {
+        const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+        const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+        const __m512i low = vectors[0], high = vectors[1];
+        vectors[0] = _mm512_permutex2var_epi64(low, first, high);
+        vectors[1] = _mm512_permutex2var_epi64(low, second, high);
     }
 
     // Sum i holds dims 4 * i .. 4 * i + 3 of each 16.
@@ -126,12 +135,12 @@ public:
     }
 
 private:
-    static __m512i codes(const Code* p, int left) {
+    static KVSPAN_INLINE __m512i codes(const Code* p, int left) {
         if (left >= 64) return _mm512_loadu_si512(p);
         return left <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi8((1ull << left) - 1, p);
     }
 
-    void widen(__m512i codes, __m512i* to) const {
+    KVSPAN_INLINE void widen(__m512i codes, __m512i* to) const {
         const __m512i magnitude = Codes<Code>::magnitude(codes);
         const __m512i low = _mm512_permutex2var_epi8(low_[0], magnitude, low_[1]);
         const __m512i unsigned_high = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);

@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "inline.h"
+
 namespace kvspan {
 namespace {
 
@@ -14,7 +16,6 @@ namespace {
 #else
 #define KVSPAN_CLONES
 #endif
-#define KVSPAN_INLINE inline __attribute__((always_inline))
 
 // e^x for x <= 0, to some ulp; 0 below the smallest normal number, and for -inf.
 KVSPAN_INLINE float exp_of(float x) {

@@ -10,12 +10,15 @@
 //     accumulate   partial.out = partial.out * fade + weights . values
 //     finish       brings partial.out in plain order of dims
 //
+// `scores` and `accumulate` ask now and then for rows of the tile behind theirs, see `Ahead`.
+//
 // Codes are never multiplied by their scales: a key's go on its scores, a value's on its weights.
 #pragma once
 
 #include <cstdint>
 
 #include "attention.h"
+#include "vectors.h"
 
 namespace kvspan {
 namespace {
@@ -43,6 +46,54 @@ struct Tile {
     std::int64_t first;  // number of the tile's first key
     std::uint64_t seen;  // bit i: some lane sees key first + i
     int count;           // keys up to the last one seen
+};
+
+// The rows of memory that the tile behind reads, asked for a few at a time while this one is worked on: at
+// an even pace, for a processor has only so many requests under way, and waits when there are more.
+template <class T>
+class Ahead {
+public:
+    Ahead(const Attention& call, const Tile<T>& next) {
+        if (next.seen == 0) return;
+        const bool within = next.values[0] >= next.keys[0] && next.values[0] < next.keys[0] + call.head_dim;
+        rows_ = next.keys, dims_ = call.head_dim, left_ = TILE_KEYS;
+        if (!within) then_ = next.values, then_dims_ = call.value_dim;
+    }
+
+    // Rows not asked for yet: of keys, and of values unless those lie within keys.
+    int left() const { return left_ + (then_ ? TILE_KEYS : 0); }
+
+    KVSPAN_INLINE void ask(int rows) {
+        rows = rows < left_ ? rows : left_;
+        for (int i = 0; i < rows; ++i) {
+            for (int d = 0; d < dims_; d += LINE) __builtin_prefetch(rows_[i] + d, 0, 2);
+        }
+        rows_ += rows;
+        left_ -= rows;
+        if (left_ == 0 && then_) take_values();
+    }
+
+    // One line of a row, which is then taken up at the next one.
+    KVSPAN_INLINE void ask_line() {
+        if (left_ == 0) return;
+        __builtin_prefetch(rows_[0] + dim_, 0, 2);
+        dim_ += LINE;
+        if (dim_ < dims_) return;
+        dim_ = 0;
+        ++rows_;
+        if (--left_ == 0 && then_) take_values();
+    }
+
+private:
+    static constexpr int LINE = 64 / static_cast<int>(sizeof(T));
+
+    void take_values() {
+        rows_ = then_, dims_ = then_dims_, left_ = TILE_KEYS;
+        then_ = nullptr;
+    }
+
+    const T *const *rows_ = nullptr, *const *then_ = nullptr;  // then_: null = nothing
+    int dims_ = 0, then_dims_ = 0, left_ = 0, dim_ = 0;
 };
 
 // The keys first..last as bits of a tile that starts at `start`.
@@ -80,6 +131,13 @@ inline float widened(std::uint16_t bf16) {
     return value;
 }
 
+inline void widen(const std::uint16_t* from, std::int64_t stride, int count, float* to) {
+    int i = 0;
+    for (; stride == 1 && i + WIDTH <= count; i += WIDTH)
+        store(to + i, load(reinterpret_cast<const Bf16*>(from + i)));
+    for (; i < count; ++i) to[i] = widened(from[i * stride]);
+}
+
 // The scales of a tile, and a request for those of the tile behind it.
 template <class T>
 inline void load_scales(const Attention& call, const Unit& unit, int kv_head, Tile<T>& tile) {
@@ -87,14 +145,9 @@ inline void load_scales(const Attention& call, const Unit& unit, int kv_head, Ti
     each_run(call, unit, tile.first, tile.count, [&](auto block, auto slot, int place, int size) {
         const std::uint16_t* key = scales_at(call.keys.scales, kv_head, block, slot);
         const std::uint16_t* value = scales_at(call.values.scales, kv_head, block, slot);
-        for (int part = 0; part < parts; ++part) {
-            for (int i = 0; i < size; ++i) {
-                tile.key_scales[part][place + i] = widened(key[i * call.keys.scales.slot_stride + part]);
-            }
-        }
-        for (int i = 0; i < size; ++i) {
-            tile.value_scales[place + i] = widened(value[i * call.values.scales.slot_stride]);
-        }
+        for (int part = 0; part < parts; ++part)
+            widen(key + part, call.keys.scales.slot_stride, size, tile.key_scales[part] + place);
+        widen(value, call.values.scales.slot_stride, size, tile.value_scales + place);
     });
     const std::int64_t next = tile.first + TILE_KEYS, left = unit.last_key - next;
     const int count = left < TILE_KEYS ? static_cast<int>(left) : TILE_KEYS;
@@ -162,14 +215,14 @@ inline void advance(const Attention& call, const Unit& unit, int kv_head, const 
 
 // Scores of a tile: of codes, those of each part times the key's scale for it.
 template <class Math, class T>
-inline void score(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
+inline void score(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T>& ahead,
                   const Scratch& scratch) {
     if constexpr (!IS_CODE<T>) {
-        Math::scores(call, lanes, tile, next, scratch, Part{0, 0, call.head_dim}, scratch.scores);
+        Math::scores(call, lanes, tile, ahead, scratch, Part{0, 0, call.head_dim}, scratch.scores);
     } else {
         const Part first{0, 0, call.part_dims[0]}, second{1, call.part_dims[0], call.part_dims[1]};
-        Math::scores(call, lanes, tile, next, scratch, first, scratch.scores);
-        if (second.dims > 0) Math::scores(call, lanes, tile, next, scratch, second, scratch.weights);
+        Math::scores(call, lanes, tile, ahead, scratch, first, scratch.scores);
+        if (second.dims > 0) Math::scores(call, lanes, tile, ahead, scratch, second, scratch.weights);
         for (int lane = 0; lane < lanes; ++lane) {
             float* scores = scratch.scores + lane * TILE_KEYS;
             const float* others = scratch.weights + lane * TILE_KEYS;
@@ -184,12 +237,14 @@ inline void score(const Attention& call, int lanes, const Tile<T>& tile, const T
 // One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by.
 template <class Math, class T>
 inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile, const Scratch& scratch,
-                   const Partial& partial, float* fade) {
+                   const Partial& partial, Ahead<T>& ahead, float* fade) {
     const float scale = call.scale * LOG2_E;
+    const int asked = ahead.left() / (3 * unit.head_lanes());  // its share of the time that is left
     for (int lane = 0, row = 0; row < unit.rows; ++row) {
         const std::int64_t at = unit.first_row + row;
         const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
         for (int head = 0; head < unit.heads; ++head, ++lane) {
+            ahead.ask(asked);
             float* scores = scratch.scores + lane * TILE_KEYS;
             for (int i = 0; seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
                 scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
@@ -247,12 +302,14 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
             if (tile.seen == 0) continue;
             const Scratch its_scratch = scratch_of(call, unit, head, scratch);
             const Partial its_partial = partial_of(call, unit, head, partial);
-            score<Math>(call, lanes, tile, next, its_scratch);
-            soften<Math>(call, unit, tile, its_scratch, its_partial, fade);
-            Math::accumulate(call, lanes, tile, next, its_scratch, fade, its_partial.out);
+            Ahead<T> ahead(call, next);
+            score<Math>(call, lanes, tile, ahead, its_scratch);
+            soften<Math>(call, unit, tile, its_scratch, its_partial, ahead, fade);
+            Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);
+            while (ahead.left() > 0) ahead.ask(TILE_KEYS);
         }
     }
-    Math::finish(call, unit.lanes(), partial.out);
+    Math::finish(call, unit, partial.out);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "flash.h"
+#include "spin.h"
 #include "vectors.h"
 
 namespace kvspan {
@@ -38,10 +39,10 @@ struct Generic {
         }
     }
 
-    static void scores(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
+    static void scores(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T>& ahead,
                        const Scratch& scratch, const Part& part, float* to) {
         for (int key = 0; key < tile.count; key += KEYS) {
-            fetch(next.keys, next, key, KEYS, part.first, part.dims);
+            ahead.ask(KEYS);
             int lane = 0;
             for (; lane + LANES <= lanes; lane += LANES)
                 dot<LANES>(call, lane, key, tile, scratch, part, to);
@@ -61,10 +62,10 @@ struct Generic {
         return sum(total);
     }
 
-    static void accumulate(const Attention& call, int lanes, const Tile<T>& tile, const Tile<T>& next,
+    static void accumulate(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T>& ahead,
                            const Scratch& scratch, const float* fade, float* out) {
-        fetch(next.values, next, 0, TILE_KEYS, 0, call.value_dim);
         for (int d = 0; d < call.value_dim; d += VECTORS * WIDTH) {
+            ahead.ask(VECTORS * WIDTH * TILE_KEYS / call.value_dim);
             int lane = 0;
             for (; lane + LANES <= lanes; lane += LANES)
                 add<LANES>(call, lane, d, tile, scratch, fade, out);
@@ -72,18 +73,9 @@ struct Generic {
         }
     }
 
-    static void finish(const Attention&, int, float*) {}
+    static void finish(const Attention&, const Unit&, float*) {}
 
 private:
-    // Asks for what the next tile reads at its keys [key, key + count).
-    static void fetch(const T* const* rows, const Tile<T>& next, int key, int count, int first, int dims) {
-        if (next.seen == 0) return;
-        for (int i = key; i < key + count && i < TILE_KEYS; ++i) {
-            for (int d = first; d < first + dims; d += 64 / static_cast<int>(sizeof(T)))
-                __builtin_prefetch(rows[i] + d);
-        }
-    }
-
     template <int N>
     static void dot(const Attention& call, int lane, int key, const Tile<T>& tile,
                     const Scratch& scratch, const Part& part, float* to) {
@@ -149,6 +141,13 @@ private:
         }
     }
 };
+
+// See `spin` in isa.h.
+inline double spin_floats(std::int64_t rounds) {
+    const auto step = [](Vec sum, Vec x) __attribute__((always_inline)) { return sum + x * x; };
+    spin_in_registers<Vec>(rounds, Vec{}, step);
+    return 2.0 * WIDTH * CHAINS * static_cast<double>(rounds);
+}
 
 template <class Query>
 inline Kernel generic_kernel_of(Dtype stored) {

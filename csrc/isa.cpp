@@ -34,6 +34,19 @@ Kernel attention_kernel(Isa isa, Dtype dtype, Dtype stored) {
     }
 }
 
+double spin(Isa isa, Dtype dtype, std::int64_t rounds) {
+    switch (isa) {
+#ifdef KVSPAN_X86
+        case Isa::avx2:
+            return avx2_spin(dtype, rounds);
+        case Isa::avx512:
+            return avx512_spin(dtype, rounds);
+#endif
+        default:
+            return portable_spin(dtype, rounds);
+    }
+}
+
 LinearKernel linear_kernel(Isa isa) {
     switch (isa) {
 #ifdef KVSPAN_X86

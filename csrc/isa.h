@@ -20,10 +20,17 @@ LinearKernel linear_kernel(Isa isa);
 
 const RowKernels& row_kernels(Isa isa, Dtype dtype);
 
+// Multiplies and adds `rounds` times in registers alone, the way the attention kernel for `dtype` does;
+// returns the operations made. Their rate is what the core can do at most.
+double spin(Isa isa, Dtype dtype, std::int64_t rounds);
+
 // One table of kernels for each instruction set, in a file compiled for it.
 Kernel portable_kernel(Dtype dtype, Dtype stored);
 Kernel avx2_kernel(Dtype dtype, Dtype stored);
 Kernel avx512_kernel(Dtype dtype, Dtype stored);
+double portable_spin(Dtype dtype, std::int64_t rounds);
+double avx2_spin(Dtype dtype, std::int64_t rounds);
+double avx512_spin(Dtype dtype, std::int64_t rounds);
 LinearKernel portable_linear();
 LinearKernel avx2_linear();
 LinearKernel avx512_linear();

@@ -16,6 +16,9 @@ Kernel avx512_kernel(Dtype dtype, Dtype stored) {
             return flash<Bf16Dot<Bf16Cells>>;
     }
 }
+double avx512_spin(Dtype dtype, std::int64_t rounds) {
+    return dtype == Dtype::bf16 ? spin_dots(rounds) : spin_floats(rounds);
+}
 LinearKernel avx512_linear() { return Bf16Linear::panel; }
 const RowKernels& avx512_rows(Dtype dtype) { return generic_rows(dtype); }
 }  // namespace kvspan

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "inline.h"
 #include "narrow.h"
 
 #if defined(__F16C__)

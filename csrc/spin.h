@@ -1,0 +1,27 @@
+// Arithmetic in registers alone, which shows what a core can do at most.
+#pragma once
+
+#include <cstdint>
+
+namespace kvspan {
+namespace {
+
+constexpr int CHAINS = 12;  // sums under way: more than the latency of any unit asks for, times its width
+
+// Runs `step(sum, number)` on CHAINS sums, `rounds` times; the compiler may not foresee their numbers.
+template <class Sum, class Number, class Step>
+inline void spin_in_registers(std::int64_t rounds, Number number, Step step) {
+    Sum sums[CHAINS] = {};
+    for (std::int64_t i = 0; i < rounds; ++i) {
+        asm volatile("" : "+m"(number));
+        const Number here = number;
+#pragma GCC unroll 12
+        for (int k = 0; k < CHAINS; ++k) sums[k] = step(sums[k], here);
+    }
+    Sum total = sums[0];
+    for (int k = 1; k < CHAINS; ++k) total += sums[k];
+    asm volatile("" : : "m"(total));
+}
+
+}  // namespace
+}  // namespace kvspan
