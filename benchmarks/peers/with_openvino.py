@@ -5,6 +5,8 @@ import random
 import contestant
 import numpy as np
 
+_CHUNK_TOKENS = 2048
+
 
 class OpenVino:
     """A `ContinuousBatchingPipeline`."""
@@ -14,7 +16,7 @@ class OpenVino:
 
         scheduling = openvino_genai.SchedulerConfig()
         scheduling.cache_size = asked.kv_bytes // 2**30 + 1
-        scheduling.max_num_batched_tokens = 2048
+        scheduling.max_num_batched_tokens = _CHUNK_TOKENS
         scheduling.max_num_seqs = asked.max_seqs
         scheduling.enable_prefix_caching = False
         scheduling.dynamic_split_fuse = True
@@ -32,7 +34,8 @@ class OpenVino:
 
     def prepare(self, context: int, batch: int) -> None:
         """See `Contestant.prepare`."""
-        self._handles = [self._add(context, self._new_tokens) for _ in range(batch)]
+        meanwhile = batch * -(-context // _CHUNK_TOKENS)  # the first decode while the last are read
+        self._handles = [self._add(context, self._new_tokens + meanwhile) for _ in range(batch)]
         counts = [0] * batch
         while min(counts) < contestant.WARM_TOKENS:
             self._pipe.step()
