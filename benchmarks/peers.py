@@ -116,7 +116,7 @@ CASES = (
     Case("smollm2", 8000, 1, 1.05, 1.25),
     Case("smollm2", 8000, 8, 1.5, 2.0),
     Case("smollm2", 4096, 0, 1.0, 1.15),
-    Case("smollm2", 4096, 32, 1.5, 2.0),
+    Case("smollm2", 4096, 32, 1.5, 2.0, without=("openvino", "llama_cpp")),
     Case("smollm2", 8000, 32, 1.5, 2.0, without=("openvino", "llama_cpp")),
     Case("long-llama", 32000, 1, 1.3, 1.3),
     Case("long-llama", 32000, 4, 1.6, 1.6, without=("openvino",)),
