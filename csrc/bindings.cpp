@@ -302,7 +302,7 @@ NB_MODULE(_native, m) {
                   call.parts.push_back({at<const std::byte>(from), size, stride});
               }
               nb::gil_scoped_release others_may_run;
-              made(Work::exchange, [=] { run_rows(call, threads); });
+              made(Work::rows, [=] { run_rows(call, threads); });
           });
 
     m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
@@ -328,6 +328,7 @@ NB_MODULE(_native, m) {
         .def("record", &Tape::record)
         .def("stop", &Tape::stop)
         .def("is_whole", &Tape::is_whole)
+        .def("num_calls", &Tape::num_calls)
         .def("play", &Tape::play, others_may_run)
         .def("play_timed", [](const Tape& tape, int threads) {
             std::vector<Timed> times;
