@@ -23,7 +23,8 @@ from kvspan.engine.travel import ContextTravel
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
-from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig
+from kvspan.sequence import SequenceState
 from kvspan.step import CountedTokens, Executor, Fill, TokenLog
 
 
