@@ -51,8 +51,10 @@ public:
         made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); });
     }
 
-    void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first, std::uintptr_t out) const {
-        const WeightRows call{layer_.weight, layer_.outputs, layer_.inputs, at<const std::int64_t>(numbers),
+    void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first,
+              std::uintptr_t out) const {
+        const auto* which = at<const std::int64_t>(numbers);
+        const WeightRows call{layer_.weight, layer_.outputs, layer_.inputs, which,
                               count,         first,          at<void>(out)};
         made(Work::linear, [call, threads] { take_rows(call, threads); }, {call.numbers});
     }

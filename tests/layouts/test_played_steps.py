@@ -110,7 +110,7 @@ def test_a_played_step_tells_of_the_collectives_that_it_makes(tmp_path: Path) ->
     """The first step that decodes is recorded, and the others are played."""
     write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
     sizes = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "num_threads": 1}
-    options = {"model": str(tmp_path), "max_model_len": 64, "comm": "shm", **sizes}
+    options = {"model": str(tmp_path), "dtype": "bfloat16", "max_model_len": 64, **sizes}
     resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
     prompt = NewRequest(0, pack_tokens(range(5)), 5, SamplingParams(temperature=0.0), 0)
     with shared_worlds(2) as shared:
