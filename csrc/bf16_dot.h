@@ -253,8 +253,8 @@ private:
     }
 
     template <int N, int KEYS>
-    static void dots(int lane, const Tile<Element>& tile, Ahead<Element>& ahead,
-                                  const Query& query, const Part& part, float* to) {
+    static void dots(int lane, const Tile<Element>& tile, Ahead<Element>& ahead, const Query& query,
+                     const Part& part, float* to) {
         const Cells cells;
         const Bf16* queries = query.of(lane);
         const int width = query.width, whole_dims = part.dims / DIMS * DIMS;
@@ -313,7 +313,8 @@ private:
     }
 
     template <int N>
-    KVSPAN_APART static void many_lanes(int pairs, int lane, const Query& query, const Scratch& scratch, float* to) {
+    KVSPAN_APART static void many_lanes(int pairs, int lane, const Query& query, const Scratch& scratch,
+                                        float* to) {
         const auto* packed = reinterpret_cast<const std::int32_t*>(scratch.packed);
         const auto* asked = reinterpret_cast<const std::int32_t*>(query.of(lane));
         __m512 sums[N][4];

@@ -55,7 +55,8 @@ KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const P
 // Lanes from `lane` on.
 template <class T, class PairsAt>
 void add_all(const WeightedSum& sum, int lane, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
-    for (; lane + SUMMED_LANES <= lanes; lane += SUMMED_LANES) add<SUMMED_LANES, 4>(sum, lane, ahead, pairs_at);
+    for (; lane + SUMMED_LANES <= lanes; lane += SUMMED_LANES)
+        add<SUMMED_LANES, 4>(sum, lane, ahead, pairs_at);
     switch (lanes - lane) {
         case 5:
             return add<5, 4>(sum, lane, ahead, pairs_at);

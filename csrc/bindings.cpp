@@ -51,8 +51,10 @@ public:
         made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); });
     }
 
-    void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first, std::uintptr_t out) const {
-        const WeightRows call{layer_.weight, layer_.outputs, layer_.inputs, at<const std::int64_t>(numbers),
+    void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first,
+              std::uintptr_t out) const {
+        const auto* which = at<const std::int64_t>(numbers);
+        const WeightRows call{layer_.weight, layer_.outputs, layer_.inputs, which,
                               count,         first,          at<void>(out)};
         made(Work::linear, [call, threads] { take_rows(call, threads); }, {call.numbers});
     }
@@ -302,7 +304,7 @@ NB_MODULE(_native, m) {
                   call.parts.push_back({at<const std::byte>(from), size, stride});
               }
               nb::gil_scoped_release others_may_run;
-              made(Work::exchange, [=] { run_rows(call, threads); });
+              made(Work::rows, [=] { run_rows(call, threads); });
           });
 
     m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
@@ -328,6 +330,7 @@ NB_MODULE(_native, m) {
         .def("record", &Tape::record)
         .def("stop", &Tape::stop)
         .def("is_whole", &Tape::is_whole)
+        .def("num_calls", &Tape::num_calls)
         .def("play", &Tape::play, others_may_run)
         .def("play_timed", [](const Tape& tape, int threads) {
             std::vector<Timed> times;

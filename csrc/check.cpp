@@ -93,7 +93,7 @@ std::vector<Isa> isas() {
 
 int main() {
     using namespace kvspan::check;
-    return check_attention() + check_linear() + check_rows() + check_store() + check_exchange() +
-               check_parallel() >
+    return check_attention() + check_linear() + check_rows() + check_moves() + check_store() +
+               check_exchange() + check_parallel() >
            0;
 }

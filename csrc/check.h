@@ -67,6 +67,7 @@ constexpr Dtype FLOATS[] = {Dtype::f32, Dtype::bf16, Dtype::f16};
 int check_attention();
 int check_linear();
 int check_rows();
+int check_moves();
 int check_store();
 int check_parallel();
 int check_exchange();

@@ -95,31 +95,34 @@ std::int64_t some_rows(Random& random, int size) {
 }
 
 double norm_error(Random& random, Isa isa, Dtype dtype, int threads) {
-    const int size = pick(random, 1, 200);
-    const std::int64_t rows = some_rows(random, size), stride = size + pick(random, 0, 5);
+    const int size = pick(random, 1, 200), heads = pick(random, 0, 1) ? 1 : pick(random, 2, 4);
+    const std::int64_t rows = some_rows(random, heads * size), head_stride = size + pick(random, 0, 3);
+    const std::int64_t row_stride = heads * head_stride + pick(random, 0, 5);
     const bool residual = pick(random, 0, 1);
-    const auto numbers_before = numbers(random, extent(rows, stride, size));
-    const auto numbers_more = numbers(random, residual ? rows * size : 0);
+    const auto numbers_before =
+        numbers(random, extent(rows, row_stride, extent(heads, head_stride, size)));
+    const auto numbers_more = numbers(random, residual ? rows * heads * size : 0);
     Bytes x = encoded(numbers_before, dtype);
     const Bytes more = encoded(numbers_more, dtype), weight = encoded(numbers(random, size), dtype);
-    Bytes out(rows * size * (dtype == Dtype::f32 ? 4 : 2));
-    const RmsNorm call{x.data(), rows, stride, size, 1, residual ? more.data() : nullptr, size,
-                       weight.data(), 1e-5f, out.data()};
+    Bytes out(rows * heads * size * (dtype == Dtype::f32 ? 4 : 2));
+    const RmsNorm call{x.data(), rows, row_stride, head_stride, heads, residual ? more.data() : nullptr,
+                       size,     weight.data(), 1e-5f, out.data()};
     run_rows(call, row_kernels(isa, dtype), threads);
     double worst = 0;
-    for (std::int64_t row = 0; row < rows; ++row) {
+    for (std::int64_t vector = 0; vector < rows * heads; ++vector) {
+        const std::int64_t from = vector / heads * row_stride + vector % heads * head_stride;
         double squares = 0;
         for (int i = 0; i < size; ++i) {
-            const double sum = decoded(x.data(), dtype, row * stride + i);
-            const double added = residual ? numbers_more[row * size + i] : 0.0;
-            worst = worse(worst, error_of(sum, numbers_before[row * stride + i] + added));
+            const double sum = decoded(x.data(), dtype, from + i);
+            const double added = residual ? numbers_more[vector * size + i] : 0.0;
+            worst = worse(worst, error_of(sum, numbers_before[from + i] + added));
             squares += sum * sum;
         }
         const double scale = 1 / std::sqrt(squares / size + 1e-5);
         for (int i = 0; i < size; ++i) {
-            const double wanted = decoded(x.data(), dtype, row * stride + i) * scale *
-                                  decoded(weight.data(), dtype, i);
-            worst = worse(worst, error_of(decoded(out.data(), dtype, row * size + i), wanted));
+            const double wanted =
+                decoded(x.data(), dtype, from + i) * scale * decoded(weight.data(), dtype, i);
+            worst = worse(worst, error_of(decoded(out.data(), dtype, vector * size + i), wanted));
         }
     }
     return worst;

@@ -3,6 +3,7 @@
 // has to lie where it lay before; a tape knows that memory, and tells if a call read it elsewhere.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -41,6 +42,7 @@ public:
 
     // Whether every call read what a step brings from the inputs: it can then be made for another step.
     bool is_whole() const { return is_whole_; }
+    std::size_t num_calls() const { return calls_.size(); }
 
     // Makes all calls in order, on the same threads.
     void play(int threads) const;

@@ -22,6 +22,9 @@ class Dtype(Enum):
 def available(isa: Isa, /) -> bool:
     """Whether this build has the instruction set's kernels and this processor runs them."""
 
+def spin(isa: Isa, dtype: Dtype, rounds: int, /) -> float:
+    """Operations made in registers alone, the way attention for `dtype` makes them."""
+
 def prefer_huge_pages(memory: int, size: int, /) -> None:
     """A wish about memory that has not been touched; `size` in bytes."""
 
@@ -79,7 +82,6 @@ def store(
     first_part: int,
     second_part: int,
     count: int,
-    which: int,
     blocks: int,
     offsets: int,
     data: int,
@@ -138,8 +140,8 @@ class ShmGroup:
         They are the address of its row numbers or 0, its first row, rows, first column and columns.
         """
 
-    def finish(self, timeout_s: float, /) -> int:
-        """Waits; the rank that has not come in time, or -1."""
+    def finish(self, timeout_s: float, members: Sequence[int], /) -> None:
+        """Waits; a `TimeoutError` names the one of the group's world ranks that has not come in time."""
 
 class LinearLayer:
     """A linear layer in bf16; see `csrc/linear.h`. What is given as an address outlives it."""
@@ -154,13 +156,18 @@ class LinearLayer:
     ) -> None:
         """`wide` = the output is float32."""
 
+    def rows(self, threads: int, numbers: int, count: int, first: int, out: int, /) -> None:
+        """Rows of the weight, zeros for numbers outside [first, first + outputs)."""
+
 def rms_norm(
     isa: Isa,
     dtype: Dtype,
     threads: int,
     x: int,
     rows: int,
-    stride: int,
+    row_stride: int,
+    head_stride: int,
+    heads: int,
     more: int,
     size: int,
     weight: int,
@@ -199,3 +206,44 @@ def rotate(
     /,
 ) -> None:
     """See `csrc/rows.h`."""
+
+def side_by_side(threads: int, parts: Sequence[tuple[int, int, int]], rows: int, out: int, /) -> None:
+    """See `csrc/rows.h`; a part is its address, and bytes of a row and from one row to the next."""
+
+def best(
+    threads: int, logits: int, rows: int, stride: int, size: int, values: int, places: int, /
+) -> None:
+    """See `csrc/best.h`."""
+
+class Work(Enum):
+    """What the time of a call counts as."""
+
+    attention = 0
+    cache = 1
+    linear = 2
+    rows = 3
+    exchange = 4
+
+class Tape:
+    """Calls that are kept, to be made again; see `csrc/tape.h`. All that they are given outlives it."""
+
+    def __init__(self, inputs: Sequence[tuple[int, int]], /) -> None:
+        """`inputs` are addresses and bytes of what a step brings."""
+
+    def record(self) -> None:
+        """Calls of this thread are kept from here on."""
+
+    def stop(self) -> None:
+        """And no longer."""
+
+    def is_whole(self) -> bool:
+        """Whether every call read what a step brings from the inputs."""
+
+    def num_calls(self) -> int:
+        """Calls that are kept."""
+
+    def play(self, threads: int, /) -> None:
+        """Makes all calls in order."""
+
+    def play_timed(self, threads: int, /) -> list[tuple[Work, float, float]]:
+        """The same; of each what it counts as, start and end in seconds of the steady clock."""

@@ -18,13 +18,12 @@ Knows requests, tokens as numbers, and the cache manager. Knows no tensors, no c
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvspan.cache.manager import Allocation, CacheManager
-from kvspan.cache.prefix import UnitKeys
 from kvspan.errors import ConfigError
-from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Sampled, Step, StepResult, TokenLog, pack_tokens
+from kvspan.sequence import SequenceState
+from kvspan.step import Row, Sampled, Step, StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,68 +65,6 @@ class SchedulerConfig:
                 "fit a step. Raise the first, lower the second, or leave out "
                 "--no-enable-chunked-prefill."
             )
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class SequenceState:
-    """One request in the engine: made by the engine, looked after by the scheduler.
-
-    Args:
-        request_id: the engine's number for it, never used again.
-        tokens: prompt and output; the scheduler appends what is sampled, and `keys` follow.
-        num_prompt_tokens: how many of them are the prompt.
-        params: how tokens are chosen.
-        seed: of its random stream.
-        keys: of its units.
-        priority: the lower value goes first; among equals, the lower `request_id`.
-    """
-
-    request_id: int
-    tokens: TokenLog
-    num_prompt_tokens: int
-    params: SamplingParams
-    seed: int
-    keys: UnitKeys
-    priority: int = 0
-
-    num_computed_tokens: int = field(default=0, init=False)
-    """Tokens whose keys and values are in the cache."""
-    num_cached_tokens: int | None = field(default=None, init=False)
-    """Tokens that it did not need to compute when it first ran; None = it has not run yet."""
-    num_preemptions: int = field(default=0, init=False)
-    """Times that it gave its units back and began again."""
-
-    num_scored_tokens: int = field(default=0, init=False)
-    """Prompt positions up to which log-probabilities have been handed out."""
-    allocation: Allocation | None = field(default=None, init=False)
-    """Its units; None = it waits."""
-    num_sent_tokens: int = field(default=0, init=False)
-    """Tokens that the workers have; 0 = they do not know the request."""
-    num_sent_units: int = field(default=0, init=False)
-    """Units that the workers have."""
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Its place in line."""
-        return self.priority, self.request_id
-
-    @property
-    def num_left(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return len(self.tokens) - self.num_computed_tokens
-
-    @property
-    def output_tokens(self) -> list[int]:
-        """Tokens sampled so far."""
-        return self.tokens[self.num_prompt_tokens :]
-
-    def begin_again(self) -> bool:
-        """Forgets what is computed and what workers know; whether it had begun."""
-        had_begun = self.num_sent_tokens > 0
-        self.num_preemptions += had_begun
-        self.allocation = None
-        self.num_computed_tokens = self.num_sent_tokens = self.num_sent_units = 0
-        return had_begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +277,8 @@ class Scheduler:
             chunked=self._config.enable_chunked_prefill,
         )
         work = [(state, n) for state, n in zip(states, shares, strict=True) if n]
-        new = tuple(_introduce(state) for state, _ in work if not state.num_sent_tokens)
-        rows = tuple(_row(state, num_tokens) for state, num_tokens in work)
+        new = tuple(state.introduction() for state, _ in work if not state.num_sent_tokens)
+        rows = tuple(state.row(num_tokens) for state, num_tokens in work)
         return Step(self._next_step_id, new, rows, tuple(self._ended))
 
     def _in_turn(self) -> list[SequenceState]:
@@ -431,27 +368,3 @@ def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list
     for i in others:
         give(i, min(num_left[i] - shares[i], spare))
     return shares
-
-
-def _introduce(state: SequenceState) -> NewRequest:
-    """Tells the workers of a request."""
-    state.num_sent_tokens = len(state.tokens)
-    tokens = pack_tokens(state.tokens)
-    return NewRequest(state.request_id, tokens, state.num_prompt_tokens, state.params, state.seed)
-
-
-def _row(state: SequenceState, num_tokens: int) -> Row:
-    """Work on a request, with the tokens and units that the workers do not have yet."""
-    assert state.allocation is not None, "work on a request that holds no units"
-    units = state.allocation.units
-    row = Row(
-        request_id=state.request_id,
-        start=state.num_computed_tokens,
-        num_tokens=num_tokens,
-        sample=num_tokens == state.num_left,
-        new_tokens=tuple(state.tokens[state.num_sent_tokens :]),
-        new_units=tuple(units[state.num_sent_units :]),
-    )
-    state.num_sent_tokens = len(state.tokens)
-    state.num_sent_units = len(units)
-    return row

@@ -1,18 +1,26 @@
 """Decode steps that are played from a tape give the bits that the same steps give in Python."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from kvspan.comm.local import LocalWorld
+from kvspan.config.engine import EngineConfig
+from kvspan.engine.build import resolve_engine
 from kvspan.layers.matmul import packing_isa
 from kvspan.loading.resolve import resolve
+from kvspan.request import SamplingParams
+from kvspan.step import NewRequest, Row, Step, pack_tokens
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
+from kvspan.testing.ranks import run_ranks, shared_worlds
 from kvspan.testing.tiny import TINY
 from kvspan.topology import Topology
 from kvspan.worker import runner
 from kvspan.worker.tape import Tape
+from kvspan.worker.worker import Worker
 from tests.conftest import SEED
 
 pytestmark = [
@@ -24,13 +32,23 @@ LENGTHS = (40, 33, 40)  # tables grow past their room, and a sequence ends befor
 DENSE = ("llama-gqa-9x3", "llama-biases", "qwen3-odd-heads-tied")
 
 
-def case(tp: int = 1, dcp: int = 1, *, pcp: int = 1, replicate_q: bool = True, kv: str = "bfloat16"):
+def case(
+    tp: int = 1,
+    dcp: int = 1,
+    *,
+    pcp: int = 1,
+    replicate_q: bool = True,
+    kv: str = "bfloat16",
+    homes: bool = False,
+) -> ForwardCase:
     return ForwardCase(
         topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
         replicate_q=replicate_q,
         chunk=1,
         dtype=torch.bfloat16,
         kv_dtype=getattr(torch, kv),
+        ranks_are_homes=homes,
+        random_pools=homes,  # sequences are at home for a while, and then on several ranks
         shared_memory=True,
     )
 
@@ -43,6 +61,7 @@ CASES = {
     "T2-W2-gather": case(2, 2, replicate_q=False),
     "T3-W3-gather-e4m3": case(3, 3, replicate_q=False, kv="float8_e4m3fn"),
     "T1-P2-W2": case(1, 2, pcp=2),
+    "T2-W2-homes": case(2, 2, homes=True),
 }
 
 
@@ -85,3 +104,33 @@ def test_a_model_that_is_not_native_throughout_runs_as_it_did(
     monkeypatch.setattr(runner, "MOST_ROWS", 0)
     in_python = forward(resolve(str(tmp_path)), sequences, case()).logits
     assert all(map(torch.equal, maybe_played, in_python))
+
+
+def test_a_played_step_tells_of_the_collectives_that_it_makes(tmp_path: Path) -> None:
+    """The first step that decodes is recorded, and the others are played."""
+    write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
+    sizes = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "num_threads": 1}
+    options = {"model": str(tmp_path), "dtype": "bfloat16", "max_model_len": 64, **sizes}
+    resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
+    prompt = NewRequest(0, pack_tokens(range(5)), 5, SamplingParams(temperature=0.0), 0)
+    with shared_worlds(2) as shared:
+
+        def body(world: LocalWorld) -> list[Counter[tuple[str, str, int]]]:
+            worker = Worker(resolved, shared[world.rank], watched=True)
+            worker.load()
+            worker.allocate_cache(4)
+            worker.execute(Step(0, (prompt,), (Row(0, 0, 5, True, (), (0,)),), ()))
+            found = []
+            for number in range(1, 4):
+                worker.watch(True)
+                worker.execute(Step(number, (), (Row(0, 4 + number, 1, True, (7,)),), ()))
+                spans = worker.watch(False)
+                found.append(Counter((s.group, s.op, s.sent_bytes) for s in spans if s.group))
+            return found
+
+        for recorded, *played in run_ranks(2, body):
+            assert {op for _, op, sent_bytes in recorded if sent_bytes} >= {
+                "all_reduce",
+                "merge_scatter",
+            }
+            assert played == [recorded] * 2

@@ -17,14 +17,8 @@ from kvspan.cache.table import RankTable
 from kvspan.errors import ConfigError
 from kvspan.layout import NO_SLOT, CacheLayout
 from kvspan.request import SamplingParams
-from kvspan.scheduler import (
-    Progress,
-    Scheduled,
-    Scheduler,
-    SchedulerConfig,
-    SequenceState,
-    share_budget,
-)
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, share_budget
+from kvspan.sequence import SequenceState
 from kvspan.step import (
     NewRequest,
     Row,

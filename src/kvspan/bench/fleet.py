@@ -95,7 +95,11 @@ class Fleet:
 
         def one(engine: Contender) -> Observed:
             view = views[self.engines.index(engine)]
-            return replay_offline(engine.core, trace, view, seed=seed, stop_s=stop_s)
+            try:
+                return replay_offline(engine.core, trace, view, seed=seed, stop_s=stop_s)
+            except BaseException:
+                shared.is_broken = True  # or the others would wait for its answers
+                raise
 
         return together(self._each(one), users=users)
 
@@ -127,6 +131,8 @@ class Shared:
     busy_tokens: list[int] = field(init=False)
     num_busy: list[int] = field(init=False)
     now_s: float = field(default=0.0, init=False)
+    is_broken: bool = field(default=False, init=False)
+    """Whether an engine has failed, so that nothing more is dealt out."""
 
     def __post_init__(self) -> None:
         self.due = [[] for _ in range(self.num_engines)]
@@ -135,7 +141,7 @@ class Shared:
     def deal_out(self, now_s: float) -> None:
         """Gives what is due to the engines that have least under way."""
         self.now_s = now_s
-        for due in self.schedule.take(now_s):
+        for due in () if self.is_broken else self.schedule.take(now_s):
             idlest = min(
                 range(self.num_engines), key=lambda n: (self.busy_tokens[n], self.num_busy[n], n)
             )
@@ -173,6 +179,8 @@ class View:
         """Soon, as long as others' answers may bring more; None = nothing will come."""
         with self.shared.lock:
             shared = self.shared
+            if shared.is_broken:
+                return None
             next_s = shared.schedule.next_s()
             if next_s is None and any(shared.num_busy):
                 return shared.now_s + POLL_S

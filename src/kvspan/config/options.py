@@ -186,6 +186,18 @@ def whole(minimum: int, maximum: int | None = None, *, multiple_of: int = 1) -> 
     return Kind(metavar="N", read=read)
 
 
+def seconds(minimum: float) -> Kind[float]:
+    """A number of seconds, at least so many."""
+
+    def read(value: object) -> float:
+        number = _as_float(value)
+        if not minimum <= number < math.inf:
+            raise ValueError(f"is not a number of seconds of at least {minimum:g}")
+        return number
+
+    return Kind(metavar="SECONDS", read=read)
+
+
 def only_one(absent: str) -> Kind[int]:
     """A size that can only be 1 as yet.
 

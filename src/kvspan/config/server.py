@@ -11,12 +11,15 @@ from kvspan.config.options import (
     choice,
     option,
     options_of,
+    seconds,
     several,
     whole,
 )
 
 _SERVER, _LIMITS, _FAULTS = OptionGroup.SERVER, OptionGroup.LIMITS, OptionGroup.FAULTS
 
+LEAST_SILENCE_S = 2.0
+"""Some beats of an engine's heart (`engine.heartbeat.BEAT_S`): after less, every one would be killed."""
 
 _STYLES = ("hermes", "qwen3_coder", "llama3_json", "deepseek_v3", "kimi_k2")
 _STYLES_ELSEWHERE = {
@@ -114,7 +117,7 @@ class ServerConfig:
     restart: bool = option(SWITCH, True, "start lost ranks again, and a lost engine", _FAULTS)
     max_restarts: int = option(whole(1), 3, "how often within ten minutes", _FAULTS)
     engine_timeout: float = option(
-        SECONDS,
+        seconds(LEAST_SILENCE_S),
         60.0,
         "seconds without a sign of life after which an engine's process counts as hung; a long step is "
         "no silence",

@@ -4,7 +4,7 @@ One `step()` schedules, lets the executor run it, and says what each request got
 it. Time, ranks and weights are the executor's affair, so a simulator can put another one in its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -23,8 +23,9 @@ from kvspan.engine.travel import ContextTravel
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
-from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig, SequenceState
-from kvspan.step import CountedTokens, Executor, Fill, Row, TokenLog
+from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig
+from kvspan.sequence import SequenceState
+from kvspan.step import CountedTokens, Executor, Fill, TokenLog
 
 
 class EngineCore:
@@ -361,7 +362,7 @@ class EngineCore:
         ]
         admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
-        travelled = self._travel.of(self._spread(scheduled.step.rows))
+        travelled = self._travel.of(scheduled.step.rows, self._pools_of)
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
@@ -378,11 +379,10 @@ class EngineCore:
             spills=self._spills_before + self._cache.num_spills,
         )
 
-    def _spread(self, rows: Sequence[Row]) -> list[Row]:
-        """Those rows of requests whose keys several ranks have."""
-        states = [self._states.get(row.request_id) for row in rows]
-        held = [None if state is None else state.allocation for state in states]
-        return [row for row, each in zip(rows, held, strict=True) if each is None or each.home is None]
+    def _pools_of(self, request_id: int) -> Collection[int]:
+        """The pools that have any of a request's units; none of one that has gone."""
+        state = self._states.get(request_id)
+        return state.allocation.placed.pools if state is not None and state.allocation else ()
 
 
 def _placement(resolved: Resolved) -> Placement:

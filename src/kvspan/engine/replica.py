@@ -133,6 +133,8 @@ class Replica:
         told(chosen)
         ready = await self._hear()
         assert isinstance(ready, Ready), "the second report is that ranks are ready"
+        if not self._connected:  # it was lost with its last word, and the next news say why
+            await self._hear()
         self.ready = ready
         self._begun()
         self.health.ready, self.health.why = True, ""

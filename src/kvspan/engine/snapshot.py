@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from kvspan.cache.manager import CacheManager
-from kvspan.scheduler import SequenceState
+from kvspan.sequence import SequenceState
 
 FREE, CACHED = -2, -1
 """What a cell shows besides the number of a request: nobody has it; nobody has it, but its content may

@@ -1,9 +1,9 @@
 """What travels for the cached context of prompts: counted as ranks decide it, from the same numbers.
 
-Knows rows and bytes. Knows no tensors, and decides nothing.
+Knows rows, where their requests lie, and bytes. Knows no tensors, and decides nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.prefill import PrefillRule, bytes_of_row, bytes_of_token
 from kvspan.step import Row
+from kvspan.worker.share import homes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class ContextTravel:
 
     def __init__(self, resolved: Resolved) -> None:
         model, topology, size = resolved.model_config, resolved.topology, DTYPE_BYTES[resolved.dtype]
+        self._resolved = resolved
         self._rule = PrefillRule.of(
             resolved.prefill_strategy,
             model,
@@ -52,15 +54,17 @@ class ContextTravel:
         self._row_bytes = model.num_layers * row
         self._token_bytes = model.num_layers * bytes_of_token(model, topology, size)
 
-    def of(self, rows: Sequence[Row]) -> Travelled:
+    def of(self, rows: Sequence[Row], pools_of: Callable[[int], Collection[int]]) -> Travelled:
         """What travelled for those rows that are pieces of prompts with something before them.
 
         Args:
-            rows: of the step, without those of requests that have a home: there nothing travels.
+            rows: of the step.
+            pools_of: a request -> the pools that have any of its units.
         """
         pieces = [r for r in rows if r.num_tokens > 1 and r.start]
-        if not pieces:
+        if not pieces or self._resolved.dcp_size == 1:  # a rank has its sequences whole
             return Travelled()
+        pieces = self._away(pieces, [pools_of(row.request_id) for row in pieces])
         num_rows = np.array([row.num_tokens for row in pieces], np.int64)
         num_cached = np.array([row.start for row in pieces], np.int64)
         keys = self._rule.gathers(num_rows, num_cached)
@@ -70,3 +74,15 @@ class ContextTravel:
             num_queries=int((~keys).sum()),
             query_bytes=int(num_rows[~keys].sum()) * self._row_bytes,
         )
+
+    def _away(self, rows: Sequence[Row], pools: Sequence[Collection[int]]) -> list[Row]:
+        """Without those for which one home attends: it has all of their context."""
+        homes = homes_of(
+            rows,
+            pools,
+            num_pools=self._resolved.cache_layout.num_pools,
+            num_homes=self._resolved.num_homes,
+            pcp_size=self._resolved.pcp_size,
+            rule=self._rule,
+        )
+        return [row for row, home in zip(rows, homes, strict=True) if home is None]

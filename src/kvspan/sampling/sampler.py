@@ -95,7 +95,7 @@ class Sampler:
 
     @staticmethod
     def greedy(best: Best, rows: Sequence[SamplingRow]) -> list[Sampled]:
-        """Tokens of rows that are `plain`, as `sample` chooses them.
+        """Tokens of rows that are plain (`SamplingRow.is_plain`), as `sample` chooses them.
 
         Args:
             best: the most probable token of each row; its logit is finite.

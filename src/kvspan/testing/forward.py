@@ -15,13 +15,13 @@ from kvspan.attention.rows import RowGroups
 from kvspan.attention.slots import seen_dtype
 from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
-from kvspan.config.model import parse_model_config
+from kvspan.config.model import ModelConfig, parse_model_config
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.layout import CacheLayout
 from kvspan.loading.apply import apply
 from kvspan.loading.lazy import Checkpoint
-from kvspan.models.base import RankContext
+from kvspan.models.base import Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, pack_tokens
@@ -142,35 +142,59 @@ def _rank(
     torch.set_num_threads(1)
     config = parse_model_config(checkpoint.raw_config, where=checkpoint.where)
     counting = CountingWorld(world)
-    tp = counting.group(case.topology.tp_groups())
-    dcp = counting.group(case.topology.dcp_groups())
-    row_groups = RowGroups.of(counting, case.topology, dcp, ranks_are_homes=case.ranks_are_homes)
-    cpu = torch.device("cpu")
-    dims = config.head_dims
-    kv_dtype = case.kv_dtype or case.dtype
+    context = _context(counting, case, config)
+    model, rule, workspace = (
+        _loaded(checkpoint, config, context),
+        _rule(case, config),
+        _workspace(context),
+    )
+    mirrors = Mirrors(
+        lambda: RankTable(case.layout, dcp_rank=workspace.dcp_rank, blocks_per_pool=BLOCKS_PER_POOL)
+    )
+    runner = Runner(model, Recorder())
+    parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
+    with torch.inference_mode():
+        for step in _steps(sequences, case):
+            mirrors.learn(step)
+            shares = _shares(step, mirrors, case, rule, world.rank)
+            batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
+            ends = np.cumsum([row.num_tokens for row in step.rows])
+            everything = np.ones(ends[-1], np.bool_)
+            hidden = restored(runner.run(batch), shares, everything, context.row_groups.pcp)
+            logits = model.logits(hidden)
+            for row, end in zip(step.rows, ends, strict=True):
+                parts[row.request_id].append(logits[end - row.num_tokens : end])
+    return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups
+
+
+def _context(world: CountingWorld, case: ForwardCase, config: ModelConfig) -> RankContext:
+    """Groups are made in the order in which they are reported."""
+    tp, dcp = world.group(case.topology.tp_groups()), world.group(case.topology.dcp_groups())
+    row_groups = RowGroups.of(world, case.topology, dcp, ranks_are_homes=case.ranks_are_homes)
+    cpu, kv_dtype = torch.device("cpu"), case.kv_dtype or case.dtype
     seen = seen_dtype(kv_dtype, case.dtype)
     needs = [
-        Need(device="cpu", dtype=seen, head_dim=key, value_dim=value) for key, value in dims.of_kernels
+        Need(device="cpu", dtype=seen, head_dim=key, value_dim=value)
+        for key, value in config.head_dims.of_kernels
     ]
-    model = build_model(
-        config,
-        RankContext(
-            topology=case.topology,
-            rank=world.rank,
-            tp=tp,
-            dcp=dcp,
-            row_groups=row_groups,
-            exchange=case.exchange,
-            replicate_q=case.replicate_q,
-            expert_parallel=case.expert_parallel,
-            kernel=choose_kernel(*needs),
-            storage=Storage(case.dtype, cpu),
-            cache=CacheFormat(
-                block_size=case.block_size, dtype=kv_dtype, computed=case.dtype, device=cpu
-            ),
-            workspace_tokens=case.workspace_tokens,
-        ),
+    return RankContext(
+        topology=case.topology,
+        rank=world.rank,
+        tp=tp,
+        dcp=dcp,
+        row_groups=row_groups,
+        exchange=case.exchange,
+        replicate_q=case.replicate_q,
+        expert_parallel=case.expert_parallel,
+        kernel=choose_kernel(*needs),
+        storage=Storage(case.dtype, cpu),
+        cache=CacheFormat(block_size=case.block_size, dtype=kv_dtype, computed=case.dtype, device=cpu),
+        workspace_tokens=case.workspace_tokens,
     )
+
+
+def _loaded(checkpoint: Checkpoint, config: ModelConfig, context: RankContext) -> Model:
+    model = build_model(config, context)
     apply(
         checkpoint,
         model.weight_targets(),
@@ -181,9 +205,11 @@ def _rank(
     model.settle()
     for store in model.kv_stores():
         store.allocate(BLOCKS_PER_POOL)
-    dcp_rank = case.topology.dcp_rank(world.rank)
-    mirrors = Mirrors(lambda: RankTable(case.layout, dcp_rank=dcp_rank, blocks_per_pool=BLOCKS_PER_POOL))
-    rule = PrefillRule.of(
+    return model
+
+
+def _rule(case: ForwardCase, config: ModelConfig) -> PrefillRule:
+    return PrefillRule.of(
         case.prefill_strategy,
         config,
         case.topology,
@@ -191,43 +217,35 @@ def _rank(
         replicate_q=case.replicate_q,
         dtype_bytes=case.dtype.itemsize,
     )
-    workspace = Workspace(
-        tokens=case.workspace_tokens,
-        dcp_rank=dcp_rank,
-        dcp_size=case.topology.dcp_size,
-        block_size=case.block_size,
-        device=cpu,
+
+
+def _workspace(context: RankContext) -> Workspace:
+    return Workspace(
+        tokens=context.workspace_tokens,
+        dcp_rank=context.topology.dcp_rank(context.rank),
+        dcp_size=context.topology.dcp_size,
+        block_size=context.cache.block_size,
+        device=context.storage.device,
     )
-    runner = Runner(model, Recorder())
-    parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
-    with torch.inference_mode():
-        for step in _steps(sequences, case):
-            mirrors.learn(step)
-            least = case.least_tokens_to_split
-            homes = homes_of(
-                step.rows,
-                [mirrors[row.request_id].table.used_pools for row in step.rows],
-                num_pools=case.layout.num_pools,
-                num_homes=case.num_homes,
-                pcp_size=case.topology.pcp_size,
-                rule=rule,
-            )
-            shares = Shares.of(
-                step.rows,
-                homes,
-                case.topology,
-                world.rank,
-                num_homes=case.num_homes,
-                least_tokens=least,
-            )
-            batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
-            ends = np.cumsum([row.num_tokens for row in step.rows])
-            everything = np.ones(ends[-1], np.bool_)
-            hidden = restored(runner.run(batch), shares, everything, row_groups.pcp)
-            logits = model.logits(hidden)
-            for row, end in zip(step.rows, ends, strict=True):
-                parts[row.request_id].append(logits[end - row.num_tokens : end])
-    return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups
+
+
+def _shares(step: Step, mirrors: Mirrors, case: ForwardCase, rule: PrefillRule, rank: int) -> Shares:
+    homes = homes_of(
+        step.rows,
+        [mirrors[row.request_id].table.used_pools for row in step.rows],
+        num_pools=case.layout.num_pools,
+        num_homes=case.num_homes,
+        pcp_size=case.topology.pcp_size,
+        rule=rule,
+    )
+    return Shares.of(
+        step.rows,
+        homes,
+        case.topology,
+        rank,
+        num_homes=case.num_homes,
+        least_tokens=case.least_tokens_to_split,
+    )
 
 
 def _steps(sequences: Sequence[Sequence[int]], case: ForwardCase) -> list[Step]:

@@ -7,6 +7,7 @@ whose layers are not native throughout, runs in Python as it always can.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from kvspan.layers.rows import are_all
 from kvspan.models.base import Batch, Model
 from kvspan.native import native_path
 from kvspan.worker.tape import Scratch, Tape
-from kvspan.worker.watch import Recorder
+from kvspan.worker.watch import NO_COLLECTIVE, Collective, Recorder
 
 MOST_ROWS = 128
 """Of a step that is recorded: beyond it Python's share of a step is not worth the memory."""
@@ -56,33 +57,39 @@ class Runner:
             shape writes over them.
         """
         rotation, shape = self._model.rotation(batch.positions), _Shape.of(batch)
-        if shape is None or (shape in self._tapes and self._tapes[shape] is None):
-            return self._model.forward(batch, rotation)
-        taped = self._tapes.get(shape)
-        if taped is None:
+        if shape is not None and shape not in self._tapes:
             return self._record(shape, batch, rotation)
-        self._tapes.move_to_end(shape)
+        taped = None if shape is None else self._kept(shape)
+        if taped is None:
+            return self._model.forward(batch, rotation)
         taped.inputs.take(batch, rotation)
-        self._play(taped.tape)
+        self._play(taped)
         return taped.hidden
+
+    def _kept(self, shape: "_Shape") -> "_Taped | None":
+        """What is kept of a shape, from now on the last to be let go."""
+        self._tapes.move_to_end(shape)
+        return self._tapes[shape]
 
     def _record(self, shape: "_Shape", batch: Batch, rotation: Rotation) -> Tensor:
         inputs = _Inputs.like(batch, rotation, shape)
         inputs.take(batch, rotation)
         tape = Tape(inputs.tensors, self._scratch)
         there = inputs.batch(batch)
-        hidden = tape.record(lambda: self._model.forward(there, inputs.rotation))
+        with self._recorder.naming(tape.num_calls) as collectives:
+            hidden = tape.record(lambda: self._model.forward(there, inputs.rotation))
         while len(self._tapes) >= MOST_SHAPES:
             self._tapes.popitem(last=False)
-        self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, hidden)
+        self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, hidden, collectives)
         return hidden
 
-    def _play(self, tape: Tape) -> None:
+    def _play(self, taped: "_Taped") -> None:
         if not self._recorder.on:
-            return tape.play()
-        for work, start_s, stop_s in tape.play_timed():
+            return taped.tape.play()
+        for number, (work, start_s, stop_s) in enumerate(taped.tape.play_timed()):
             if work.name in _SPANS:
-                self._recorder.add(_SPANS[work.name], start_s, stop_s)
+                what = taped.collectives.get(number, NO_COLLECTIVE)
+                self._recorder.add(_SPANS[work.name], start_s, stop_s, what)
         return None
 
 
@@ -194,8 +201,10 @@ class _Taped:
         tape: of its layers.
         inputs: which they read.
         hidden: which they write.
+        collectives: which of them some calls are, if the rank is watched; by number of the call.
     """
 
     tape: Tape
     inputs: _Inputs
     hidden: Tensor
+    collectives: Mapping[int, Collective]

@@ -236,7 +236,7 @@ def deal(
         rows: those of the step.
         homes: that of each which has all its keys; None = several have some.
         pcp_size: P.
-        num_homes: P where that is more than 1.
+        num_homes: P, or W where the ranks of a DCP group are homes, or 1 where nothing is.
         least_tokens_to_split: new tokens from which on a row is cut; shorter ones stay whole.
 
     Returns:

@@ -67,6 +67,8 @@ class Recorder:
         self._open: list[tuple[str, float, Collective]] = []
         self._inside_s: list[float] = []  # of each open span, what closed spans in it took
         self._spans: list[TimedSpan] = []
+        self._num_calls: Callable[[], int] = lambda: 0
+        self._collectives: dict[int, Collective] = {}
 
     def begin(self, name: str, what: Collective = NO_COLLECTIVE) -> None:
         """Opens a span, inside the one that is open."""
@@ -85,21 +87,43 @@ class Recorder:
                 TimedSpan(name, start_s, stop_s, own_s, what.group, what.op, what.sent_bytes)
             )
 
-    def add(self, name: str, start_s: float, stop_s: float) -> None:
+    def add(self, name: str, start_s: float, stop_s: float, what: Collective = NO_COLLECTIVE) -> None:
         """A span with none inside it, which somebody else has timed, in the one that is open."""
         if self.on:
+            own_s = stop_s - start_s
             if self._inside_s:
-                self._inside_s[-1] += stop_s - start_s
-            self._spans.append(TimedSpan(name, start_s, stop_s, stop_s - start_s))
+                self._inside_s[-1] += own_s
+            self._spans.append(
+                TimedSpan(name, start_s, stop_s, own_s, what.group, what.op, what.sent_bytes)
+            )
 
     @contextlib.contextmanager
     def span(self, name: str, what: Collective = NO_COLLECTIVE) -> Iterator[None]:
         """A span as a context."""
+        first = self._num_calls()
         self.begin(name, what)
         try:
             yield
         finally:
             self.end()
+            if what.group:
+                self._collectives |= dict.fromkeys(range(first, self._num_calls()), what)
+
+    @contextlib.contextmanager
+    def naming(self, num_calls: Callable[[], int]) -> Iterator[dict[int, Collective]]:
+        """Notes, on or off, of which collective calls are that somebody else keeps, to time them later.
+
+        Args:
+            num_calls: that have been kept so far.
+
+        Yields:
+            The number of a call -> its collective.
+        """
+        self._num_calls, self._collectives = num_calls, {}
+        try:
+            yield self._collectives
+        finally:
+            self._num_calls, self._collectives = (lambda: 0), {}
 
     def switch(self, on: bool) -> list[TimedSpan]:
         """Notes from here on, or no longer; to be called while no span is open.

@@ -58,6 +58,18 @@ def test_every_request_goes_to_the_engine_with_least_under_way() -> None:
     assert second.next_s() is None
 
 
+def test_when_an_engine_has_failed_the_others_do_not_wait_for_its_answers() -> None:
+    trace = Trace(tuple(TraceRow(i, 10, 1) for i in range(5)))
+    shared = Shared(ClosedLoop(trace, users=2), trace, 2)
+    first, second = View(shared, 0), View(shared, 1)
+    assert [due.index for due in first.take(0.0)] == [0]
+    assert [due.index for due in second.take(0.0)] == [1]
+    shared.is_broken = True
+    second.ended(1, 0.1)
+    assert second.take(0.1) == []
+    assert second.next_s() is None
+
+
 def test_the_static_rival_runs_by_its_faster_exchange() -> None:
     def point(rival: str, exchange: str, tpot_ms: float) -> CurvePoint:
         return CurvePoint(

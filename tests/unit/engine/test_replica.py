@@ -10,47 +10,67 @@ import pytest
 
 from kvspan.clock import WallClock
 from kvspan.config.engine import EngineConfig
+from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan
 from kvspan.engine.build import resolve_engine
 from kvspan.engine.messages import Begin, Chosen, Ready, encode
 from kvspan.engine.meter import Meter
 from kvspan.engine.replica import Replica
+from kvspan.errors import EngineDeadError
 from kvspan.metrics import Registry
 from kvspan.testing.tiny import TINY
 
+pytestmark = pytest.mark.timeout(60)
+PLAN = CachePlan(
+    blocks_per_rank=1, tokens_per_rank=16, tokens_total=16, hit_unit=16, bytes_per_rank=1, why=""
+)
 
-@pytest.mark.timeout(60)
-def test_reports_that_arrive_in_one_piece_are_all_heard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> Resolved:
     (tmp_path / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
     options = {"model": str(tmp_path), "load_format": "dummy"}
-    resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
-    plan = CachePlan(
-        blocks_per_rank=1, tokens_per_rank=16, tokens_total=16, hit_unit=16, bytes_per_rank=1, why=""
-    )
+    return resolve_engine(EngineConfig.from_mapping(options))[0]
 
-    async def started() -> tuple[Chosen | None, Ready]:
-        clock = WallClock()
-        meter = Meter(Registry(), clock)
-        replica = Replica(options, max_restarts=0, profile=False, clock=clock, meter=meter)
 
-        class Hasty:
-            """An engine whose first two reports come at once."""
+def begun(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: str = "") -> Replica:
+    """A replica whose engine's first two reports come at once, and then, with last words, its end."""
 
-            def __init__(self, *, heard: Callable[[bytes], None], **_: Any) -> None:
-                self._heard = heard
+    class Hasty:
+        def __init__(
+            self, *, heard: Callable[[bytes], None], lost: Callable[[str], None], **_: Any
+        ) -> None:
+            self._heard, self._lost = heard, lost
 
-            async def connect(self) -> None: ...
+        async def connect(self) -> None: ...
 
-            def tell(self, _: Begin) -> None:
-                self._heard(encode(Chosen(resolved, "")))
-                self._heard(encode(Ready((), plan)))
+        def tell(self, _: Begin) -> None:
+            self._heard(encode(Chosen(resolved, "")))
+            self._heard(encode(Ready((), PLAN)))
+            if last_words:
+                self._lost(last_words)
 
-        monkeypatch.setattr("kvspan.engine.replica.EngineProcess", Hasty)
-        ready = await replica.start()
-        return replica.chosen, ready
+    monkeypatch.setattr("kvspan.engine.replica.EngineProcess", Hasty)
+    clock = WallClock()
+    meter = Meter(Registry(), clock)
+    return Replica({"model": resolved.model}, max_restarts=0, profile=False, clock=clock, meter=meter)
 
-    chosen, ready = asyncio.run(started())
-    assert chosen is not None
-    assert (chosen.resolved, ready.plan) == (resolved, plan)
+
+def test_reports_that_arrive_in_one_piece_are_all_heard(
+    resolved: Resolved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = begun(resolved, monkeypatch)
+    ready = asyncio.run(replica.start())
+    assert replica.chosen is not None
+    assert (replica.chosen.resolved, ready.plan) == (resolved, PLAN)
+    assert replica.takes_requests
+
+
+def test_an_engine_that_is_lost_as_soon_as_it_is_ready_is_not_taken_for_ready(
+    resolved: Resolved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = begun(resolved, monkeypatch, last_words="It has ended.")
+    with pytest.raises(EngineDeadError, match="It has ended"):
+        asyncio.run(replica.start())
+    assert not replica.health.ready
+    assert not replica.takes_requests

@@ -10,7 +10,7 @@ from kvspan.engine.messages import Seen, decode_report, encode
 from kvspan.engine.snapshot import CACHED, FREE, MAX_CELLS, look
 from kvspan.layout import CacheLayout
 from kvspan.request import SamplingParams
-from kvspan.scheduler import SequenceState
+from kvspan.sequence import SequenceState
 
 
 def cache_of(num_blocks: int) -> CacheManager:

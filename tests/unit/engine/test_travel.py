@@ -8,7 +8,7 @@ import pytest
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.engine.build import resolve_engine
-from kvspan.engine.travel import ContextTravel
+from kvspan.engine.travel import ContextTravel, Travelled
 from kvspan.step import Row
 from kvspan.testing.tiny import TINY
 
@@ -20,6 +20,10 @@ def resolved(directory: Path, strategy: str, **asked: object) -> Resolved:
     return resolve_engine(EngineConfig.from_mapping(options))[0]
 
 
+def on_all_pools(_: int) -> set[int]:
+    return {0, 1}
+
+
 def row(request_id: int, start: int, num_tokens: int) -> Row:
     return Row(request_id, start, num_tokens, sample=True)
 
@@ -29,7 +33,7 @@ def test_pieces_with_context_are_counted_and_no_others(tmp_path: Path, strategy:
     runs = resolved(tmp_path, strategy, decode_context_parallel_size=2)
     travel = ContextTravel(runs)
     rows = [row(0, 0, 50), row(1, 40, 1), row(2, 32, 10), row(3, 16, 4)]
-    found = travel.of(rows)
+    found = travel.of(rows, on_all_pools)
     model = runs.model_config
     key_bytes = model.num_layers * 48 * _token_bytes(runs)
     counted = found.num_keys if strategy == "allgather_kv" else found.num_queries
@@ -44,8 +48,17 @@ def test_pieces_with_context_are_counted_and_no_others(tmp_path: Path, strategy:
 
 def test_one_rank_sends_nothing(tmp_path: Path) -> None:
     runs = resolved(tmp_path, "auto", tensor_parallel_size=1, decode_context_parallel_size=1)
-    found = ContextTravel(runs).of([row(2, 32, 10)])
-    assert (found.key_bytes, found.query_bytes) == (0, 0)
+    assert ContextTravel(runs).of([row(2, 32, 10)], on_all_pools) == Travelled()
+
+
+def test_what_lies_at_a_home_travels_only_for_rows_that_are_too_much_for_it(tmp_path: Path) -> None:
+    """100 rows over 30,000 tokens are more than 2 million pairs, over 1,000 they are not."""
+    elastic = {"dcp_mode": "elastic", "dcp_span_threshold": 1 << 16}
+    travel = ContextTravel(resolved(tmp_path, "allgather_q", **elastic))
+    short, long = row(0, 1000, 100), row(0, 30_000, 100)
+    assert travel.of([short], lambda _: {1}) == Travelled()
+    assert travel.of([short], on_all_pools).num_queries == 1
+    assert travel.of([short, long], lambda _: {1}) == travel.of([long], on_all_pools)
 
 
 def _token_bytes(runs: Resolved) -> int:

@@ -1,10 +1,14 @@
 """Tapes: what is played is what was recorded, with other inputs; what cannot be played says so."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from kvspan.attention.backends.cpu import NativeKernel
 from kvspan.attention.contract import FlatIndex, KeyIndex
+from kvspan.comm.dist import DistGroup, DistWorld
 from kvspan.layers.rows import row_ops
 from kvspan.native import native_path
 from kvspan.worker.tape import Scratch, Tape
@@ -77,6 +81,27 @@ def test_scratch_is_handed_out_again_when_the_last_view_is_gone() -> None:
     assert scratch.empty((4, 8), torch.float32).data_ptr() != address
     del view
     assert scratch.empty((64,), torch.bfloat16).data_ptr() == address
+
+
+def test_scratch_of_one_tape_serves_another_of_about_its_size() -> None:
+    scratch = Scratch()
+    address = scratch.empty((5, 7), torch.float32).data_ptr()
+    assert scratch.empty((3, 21), torch.float32).data_ptr() == address
+
+
+def test_a_collective_of_torchs_spoils_the_tape(tmp_path: Path) -> None:
+    """It is no operator on tensors that a recording could do without."""
+    world = DistWorld.connect(rank=0, size=1, store_path=str(tmp_path / "store"), timeout_s=20.0)
+    try:
+        group = DistGroup(dist.new_group([0]), rank=0, size=1)
+        x = torch.ones(ROWS)
+        tape = Tape([x], Scratch())
+        with torch.inference_mode():
+            assert torch.equal(tape.record(lambda: group.all_reduce(x).wait()), torch.ones(ROWS))
+    finally:
+        world.close()
+    assert tape.refusal is not None
+    assert "c10d" in tape.refusal
 
 
 def test_calls_are_timed_by_what_they_count_as() -> None:
