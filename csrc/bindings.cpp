@@ -287,10 +287,21 @@ NB_MODULE(_native, m) {
         made(Work::rows, [=, &kernels] { run_rows(call, kernels, threads); });
     });
     m.def("rotate", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
-                       Size head_stride, int heads, int dim, Address cos, Address sin, Address out) {
-        const Rotate call{at<void>(x),  rows, row_stride,           head_stride,
-                          heads,        dim,  at<const float>(cos), at<const float>(sin),
-                          at<void>(out)};
+                       Size head_stride, int heads, int plain, int dim, bool interleaved, Address cos,
+                       Address sin, Address out) {
+        const Rotate call{
+            .x = at<void>(x),
+            .rows = rows,
+            .row_stride = row_stride,
+            .head_stride = head_stride,
+            .heads = heads,
+            .plain = plain,
+            .dim = dim,
+            .interleaved = interleaved,
+            .cos = at<const float>(cos),
+            .sin = at<const float>(sin),
+            .out = at<void>(out),
+        };
         const RowKernels& kernels = row_kernels(isa, dtype);
         nb::gil_scoped_release others_may_run;
         made(Work::cache, [=, &kernels] { run_rows(call, kernels, threads); }, {call.cos, call.sin});
@@ -306,6 +317,32 @@ NB_MODULE(_native, m) {
               nb::gil_scoped_release others_may_run;
               made(Work::rows, [=] { run_rows(call, threads); });
           });
+
+    // Sums of a matrix's rows, or dot products with them, by head.
+    const auto def_head_product = [&](const char* name, auto multiply) {
+        m.def(name, [multiply](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
+                               Size head_stride, int heads, int inputs, int outputs, Address weight,
+                               Size weight_head_stride, Size weight_row_stride, Address out) {
+            const HeadProduct call{
+                .x = at<void>(x),
+                .rows = rows,
+                .row_stride = row_stride,
+                .head_stride = head_stride,
+                .heads = heads,
+                .inputs = inputs,
+                .outputs = outputs,
+                .weight = at<void>(weight),
+                .weight_head_stride = weight_head_stride,
+                .weight_row_stride = weight_row_stride,
+                .out = at<void>(out),
+            };
+            const HeadKernels& kernels = head_kernels(isa, dtype);
+            nb::gil_scoped_release others_may_run;
+            made(Work::linear, [=, &kernels] { multiply(call, kernels, threads); });
+        });
+    };
+    def_head_product("head_sums", &sum_rows);
+    def_head_product("head_dots", &dot_rows);
 
     m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
                      Address places) {

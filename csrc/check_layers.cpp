@@ -149,26 +149,72 @@ double silu_error(Random& random, Isa isa, Dtype dtype, int threads) {
 
 double rotate_error(Random& random, Isa isa, Dtype dtype, int threads) {
     const int half = pick(random, 1, 70), dim = 2 * half, heads = pick(random, 1, 5);
-    const std::int64_t rows = some_rows(random, heads * dim);
-    const std::int64_t head_stride = dim + pick(random, 0, 3);
+    const int plain = pick(random, 0, 1) * pick(random, 1, 40), width = plain + dim;
+    const bool interleaved = pick(random, 0, 1);
+    const std::int64_t rows = some_rows(random, heads * width);
+    const std::int64_t head_stride = width + pick(random, 0, 3);
     const std::int64_t row_stride = heads * head_stride + pick(random, 0, 3);
-    const auto before = numbers(random, extent(rows, row_stride, extent(heads, head_stride, dim)));
+    const auto before = numbers(random, extent(rows, row_stride, extent(heads, head_stride, width)));
     const auto cos = numbers(random, rows * half), sin = numbers(random, rows * half);
     const Bytes x = encoded(before, dtype);
-    Bytes out(rows * heads * dim * (dtype == Dtype::f32 ? 4 : 2));
-    const Rotate call{x.data(), rows, row_stride, head_stride, heads, dim, cos.data(), sin.data(), out.data()};
+    Bytes out(rows * heads * width * (dtype == Dtype::f32 ? 4 : 2));
+    const Rotate call{x.data(),    rows,       row_stride, head_stride, heads, plain, dim,
+                      interleaved, cos.data(), sin.data(), out.data()};
     run_rows(call, row_kernels(isa, dtype), threads);
     double worst = 0;
     for (std::int64_t i = 0; i < rows * heads * half; ++i) {
         const std::int64_t row = i / half / heads, head = i / half % heads, d = i % half;
-        const float* of_head = &before[row * row_stride + head * head_stride];
-        const double a = of_head[d], b = of_head[half + d];
+        const float* of_head = &before[row * row_stride + head * head_stride + plain];
+        const double a = of_head[interleaved ? 2 * d : d], b = of_head[interleaved ? 2 * d + 1 : half + d];
         const double c = cos[row * half + d], s = sin[row * half + d];
-        const std::int64_t at = (row * heads + head) * dim + d;
+        const std::int64_t at = (row * heads + head) * width + plain + d;
         worst = worse(worst, error_of(decoded(out.data(), dtype, at), a * c - b * s));
         worst = worse(worst, error_of(decoded(out.data(), dtype, at + half), b * c + a * s));
     }
+    for (std::int64_t i = 0; i < rows * heads * plain; ++i) {
+        const std::int64_t row = i / plain / heads, head = i / plain % heads, d = i % plain;
+        const double wanted = before[row * row_stride + head * head_stride + d];
+        const double found = decoded(out.data(), dtype, (row * heads + head) * width + d);
+        worst = worse(worst, found == wanted ? 0.0 : 1.0);
+    }
     return worst;
+}
+
+// Products by head: sums of a matrix's rows if `summed`, dot products with them if not.
+double head_error(Random& random, Isa isa, Dtype dtype, int threads, bool summed) {
+    const int inputs = pick(random, 1, 90), heads = pick(random, 0, 4);
+    const int outputs = pick(random, 0, 4) ? pick(random, 1, 80) : pick(random, 250, 530);
+    const std::int64_t rows = pick(random, 0, 19);
+    const std::int64_t head_stride = inputs + pick(random, 0, 3);
+    const std::int64_t row_stride = heads * head_stride + pick(random, 0, 3);
+    const int height = summed ? inputs : outputs, width = summed ? outputs : inputs;
+    const std::int64_t step = width + pick(random, 0, 3), of_head = height * step + pick(random, 0, 9);
+    const auto before = numbers(random, extent(rows, row_stride, extent(heads, head_stride, inputs)));
+    const auto matrices = numbers(random, extent(heads, of_head, extent(height, step, width)));
+    const Bytes x = encoded(before, dtype), weight = encoded(matrices, dtype);
+    Bytes out(rows * heads * outputs * (dtype == Dtype::f32 ? 4 : 2));
+    const HeadProduct call{x.data(), rows,          row_stride, head_stride, heads,     inputs,
+                           outputs,  weight.data(), of_head,    step,        out.data()};
+    (summed ? sum_rows : dot_rows)(call, head_kernels(isa, dtype), threads);
+    double worst = 0;
+    for (std::int64_t i = 0; i < rows * heads * outputs; ++i) {
+        const std::int64_t row = i / outputs / heads, head = i / outputs % heads, output = i % outputs;
+        double wanted = 0;
+        for (int k = 0; k < inputs; ++k) {
+            const std::int64_t at = head * of_head + (summed ? k * step + output : output * step + k);
+            wanted += double{before[row * row_stride + head * head_stride + k]} * matrices[at];
+        }
+        worst = worse(worst, error_of(decoded(out.data(), dtype, i), wanted));
+    }
+    return worst;
+}
+
+double sums_error(Random& random, Isa isa, Dtype dtype, int threads) {
+    return head_error(random, isa, dtype, threads, true);
+}
+
+double dots_error(Random& random, Isa isa, Dtype dtype, int threads) {
+    return head_error(random, isa, dtype, threads, false);
 }
 
 }  // namespace
@@ -189,7 +235,8 @@ int check_linear() {
 int check_rows() {
     using Check = double (*)(Random&, Isa, Dtype, int threads);
     const std::pair<const char*, Check> checks[] = {
-        {"rms_norm ", norm_error}, {"silu_mul ", silu_error}, {"rotate ", rotate_error}};
+        {"rms_norm ", norm_error},   {"silu_mul ", silu_error},   {"rotate ", rotate_error},
+        {"head_sums ", sums_error}, {"head_dots ", dots_error}};
     int wrong = 0;
     for (const auto& [name, check] : checks) {
         for (const Isa isa : isas()) {

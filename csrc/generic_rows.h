@@ -54,14 +54,31 @@ struct GenericRows {
         const float *cos = call.cos + row * half, *sin = call.sin + row * half;
         for (int head = 0; head < call.heads; ++head) {
             const T* x = static_cast<const T*>(call.x) + row * call.row_stride + head * call.head_stride;
-            T* out = static_cast<T*>(call.out) + (row * call.heads + head) * call.dim;
+            T* out = static_cast<T*>(call.out) + (row * call.heads + head) * (call.plain + call.dim);
+            std::memcpy(out, x, call.plain * sizeof(T));
+            x += call.plain, out += call.plain;
             for (int i = 0; i < half; i += WIDTH) {
-                const Vec a = load_up_to(x + i, half - i), b = load_up_to(x + half + i, half - i);
+                Vec a, b;
+                if (call.interleaved) {
+                    load_pairs(x + 2 * i, half - i, a, b);
+                } else {
+                    a = load_up_to(x + i, half - i), b = load_up_to(x + half + i, half - i);
+                }
                 const Vec c = load_up_to(cos + i, half - i), s = load_up_to(sin + i, half - i);
                 store_up_to(out + i, a * c - b * s, half - i);
                 store_up_to(out + half + i, b * c + a * s, half - i);
             }
         }
+    }
+
+    // Up to WIDTH pairs of neighbours: the first of each, and the second.
+    static void load_pairs(const T* x, int count, Vec& first, Vec& second) {
+        T firsts[WIDTH] = {}, seconds[WIDTH] = {};
+        for (int i = 0; i < (count < WIDTH ? count : WIDTH); ++i) {
+            firsts[i] = x[2 * i];
+            seconds[i] = x[2 * i + 1];
+        }
+        first = load(firsts), second = load(seconds);
     }
 };
 

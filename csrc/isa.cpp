@@ -73,4 +73,17 @@ const RowKernels& row_kernels(Isa isa, Dtype dtype) {
     }
 }
 
+const HeadKernels& head_kernels(Isa isa, Dtype dtype) {
+    switch (isa) {
+#ifdef KVSPAN_X86
+        case Isa::avx2:
+            return avx2_heads(dtype);
+        case Isa::avx512:
+            return avx512_heads(dtype);
+#endif
+        default:
+            return portable_heads(dtype);
+    }
+}
+
 }  // namespace kvspan

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "heads.h"
 #include "linear.h"
 #include "rows.h"
 
@@ -20,6 +21,8 @@ LinearKernel linear_kernel(Isa isa);
 
 const RowKernels& row_kernels(Isa isa, Dtype dtype);
 
+const HeadKernels& head_kernels(Isa isa, Dtype dtype);
+
 // Multiplies and adds `rounds` times in registers alone, the way the attention kernel for `dtype` does;
 // returns the operations made. Their rate is what the core can do at most.
 double spin(Isa isa, Dtype dtype, std::int64_t rounds);
@@ -35,7 +38,10 @@ LinearKernel portable_linear();
 LinearKernel avx2_linear();
 LinearKernel avx512_linear();
 const RowKernels& portable_rows(Dtype dtype);
+const HeadKernels& portable_heads(Dtype dtype);
 const RowKernels& avx2_rows(Dtype dtype);
+const HeadKernels& avx2_heads(Dtype dtype);
 const RowKernels& avx512_rows(Dtype dtype);
+const HeadKernels& avx512_heads(Dtype dtype);
 
 }  // namespace kvspan

@@ -1,6 +1,7 @@
 #include "bf16_dot.h"
 #include "bf16_linear.h"
 #include "generic.h"
+#include "generic_heads.h"
 #include "generic_rows.h"
 #include "isa.h"
 
@@ -21,4 +22,5 @@ double avx512_spin(Dtype dtype, std::int64_t rounds) {
 }
 LinearKernel avx512_linear() { return Bf16Linear::panel; }
 const RowKernels& avx512_rows(Dtype dtype) { return generic_rows(dtype); }
+const HeadKernels& avx512_heads(Dtype dtype) { return generic_heads(dtype); }
 }  // namespace kvspan

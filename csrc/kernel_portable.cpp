@@ -1,5 +1,6 @@
 #include "generic.h"
 #include "generic_linear.h"
+#include "generic_heads.h"
 #include "generic_rows.h"
 #include "isa.h"
 
@@ -8,4 +9,5 @@ Kernel portable_kernel(Dtype dtype, Dtype stored) { return generic_kernel(dtype,
 double portable_spin(Dtype, std::int64_t rounds) { return spin_floats(rounds); }
 LinearKernel portable_linear() { return GenericLinear::panel; }
 const RowKernels& portable_rows(Dtype dtype) { return generic_rows(dtype); }
+const HeadKernels& portable_heads(Dtype dtype) { return generic_heads(dtype); }
 }  // namespace kvspan

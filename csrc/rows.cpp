@@ -32,7 +32,7 @@ void run_rows(const SiluMul& call, const RowKernels& kernels, int threads) {
 }
 
 void run_rows(const Rotate& call, const RowKernels& kernels, int threads) {
-    run(call, call.heads * call.dim, kernels.rotate, threads);
+    run(call, call.heads * (call.plain + call.dim), kernels.rotate, threads);
 }
 
 std::int64_t SideBySide::row_size() const {

@@ -32,11 +32,14 @@ struct SiluMul {
     void* out;
 };
 
-// Rotates pairs (i, i + dim / 2) of each head by the row's angles: [rows, heads, dim], `out` contiguous.
+// Rotates pairs of each head's last `dim` elements by the row's angles, and copies those before them: [rows,
+// heads, plain + dim], `out` contiguous. Pairs are (i, i + dim / 2) of what is left, and of `x` too if they
+// are not interleaved there, (2i, 2i + 1).
 struct Rotate {
     const void* x;
     std::int64_t rows, row_stride, head_stride;
-    int heads, dim;
+    int heads, plain, dim;
+    bool interleaved;
     const float *cos, *sin;  // [rows, dim / 2]
     void* out;
 };

@@ -146,18 +146,49 @@ def test_silu_mul(ops: NativeRowOps, size: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("dim", [8, 64, 80])
-def test_rotate(ops: NativeRowOps, dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("plain", [0, 24])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotate(ops: NativeRowOps, dim: int, dtype: torch.dtype, plain: int, interleaved: bool) -> None:
     angles = randn(6, 1, dim // 2)
-    wide = randn(6, 5, dim, dtype=dtype)
+    cos, sin = angles.cos(), angles.sin()
+    wide = randn(6, 5, plain + dim, dtype=dtype)
     for x in (wide, wide[:, 1:3], wide.transpose(0, 1).contiguous().transpose(0, 1)):
-        wanted = TorchRowOps().rotate(x, angles.cos(), angles.sin())
-        assert_last_bit(ops.rotate(x, angles.cos(), angles.sin()), wanted)
+        wanted = TorchRowOps().rotate(x, cos, sin, interleaved=interleaved)
+        got = ops.rotate(x, cos, sin, interleaved=interleaved)
+        assert_last_bit(got, wanted)
+        assert torch.equal(got[..., :plain], x[..., :plain])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [0, 1, 3, 8, 21])
+@pytest.mark.parametrize(("height", "width"), [(12, 24), (128, 512), (3, 300), (37, 5)])
+def test_products_by_head_equal_float64(
+    ops: NativeRowOps, rows: int, height: int, width: int, dtype: torch.dtype
+) -> None:
+    up = randn(3, height + 5, width + 2, dtype=dtype, seed=1)[:, :height, :width]
+    x = randn(rows, 3, height + 7, dtype=dtype)[..., :height]
+    y = randn(rows, 3, width + 7, dtype=dtype)[..., 7:]
+    sums, dots = ops.head_sums(x, up), ops.head_dots(y, up)
+    near = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 2e-4}
+    for got, wanted in (
+        (sums, torch.einsum("rhn,hnm->rhm", x.double(), up.double())),
+        (dots, torch.einsum("rhm,hnm->rhn", y.double(), up.double())),
+    ):
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), wanted, **near)
+    alone = [ops.head_sums(row, up) for row in x.split(1)] if rows else [sums]
+    assert torch.equal(sums, torch.cat(alone))
+    alone = [ops.head_dots(row, up) for row in y.split(1)] if rows else [dots]
+    assert torch.equal(dots, torch.cat(alone))
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64], ids=str)
 def test_side_by_side_takes_parts_of_any_stride_and_width(ops: NativeRowOps, dtype: torch.dtype) -> None:
     wide = randn(300, 40, dtype=dtype)
     parts = [wide[:, 3:7], wide[:, :0], wide.t()[:300, :5].repeat(8, 1)[:300], wide]
+    assert torch.equal(ops.side_by_side(parts), TorchRowOps().side_by_side(parts))
+    heads = wide.view(60, 5, 40)
+    parts = [heads[..., 4:9], heads.flip(0)[..., :2]]
     assert torch.equal(ops.side_by_side(parts), TorchRowOps().side_by_side(parts))
 
 

@@ -16,7 +16,7 @@ from kvspan.step import NewRequest, Row, Step, pack_tokens
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.ranks import run_ranks, shared_worlds
-from kvspan.testing.tiny import TINY
+from kvspan.testing.tiny import TINY, RawConfig, tiny_deepseek_v2, tiny_deepseek_v3
 from kvspan.topology import Topology
 from kvspan.worker import runner
 from kvspan.worker.tape import Tape
@@ -29,7 +29,13 @@ pytestmark = [
 ]
 
 LENGTHS = (40, 33, 40)  # tables grow past their room, and a sequence ends before the others
-DENSE = ("llama-gqa-9x3", "llama-biases", "qwen3-odd-heads-tied")
+_EIGHTS = {"qk_nope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 3}
+"""Sizes that native attention takes, and no experts."""
+NATIVE: dict[str, RawConfig] = {
+    **{name: TINY[name] for name in ("llama-gqa-9x3", "llama-biases", "qwen3-odd-heads-tied")},
+    "deepseek-v2-lite-dense": tiny_deepseek_v2(**_EIGHTS),
+    "deepseek-v3-dense": tiny_deepseek_v3(**_EIGHTS),
+}
 
 
 def case(
@@ -40,8 +46,10 @@ def case(
     replicate_q: bool = True,
     kv: str = "bfloat16",
     homes: bool = False,
+    exchange: str = "a2a",
 ) -> ForwardCase:
     return ForwardCase(
+        exchange=exchange,
         topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
         replicate_q=replicate_q,
         chunk=1,
@@ -73,7 +81,7 @@ def plays(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
     return played
 
 
-@pytest.mark.parametrize("model", DENSE)
+@pytest.mark.parametrize("model", NATIVE)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_played_step_gives_the_same_bits(
     model: str,
@@ -82,7 +90,7 @@ def test_a_played_step_gives_the_same_bits(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_checkpoint(tmp_path, TINY[model], seed=SEED, dtype=torch.bfloat16)
+    write_checkpoint(tmp_path, NATIVE[model], seed=SEED, dtype=torch.bfloat16)
     generator = torch.Generator().manual_seed(4)
     sequences = [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
     played = forward(resolve(str(tmp_path)), sequences, case).logits
@@ -94,7 +102,21 @@ def test_a_played_step_gives_the_same_bits(
     assert all(map(torch.equal, played, in_python))
 
 
-@pytest.mark.parametrize("model", sorted(TINY.keys() - set(DENSE)))
+@pytest.mark.parametrize("model", NATIVE)
+def test_an_exchange_that_torch_makes_is_not_played(
+    model: str, plays: list[Tape], tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, NATIVE[model], seed=SEED, dtype=torch.bfloat16)
+    sequences = [list(range(1, 20)), list(range(50, 60))]
+    gathered = forward(resolve(str(tmp_path)), sequences, case(2, 2, exchange="ag_rs")).logits
+    assert not plays
+    merged = forward(resolve(str(tmp_path)), sequences, case(2, 2)).logits
+    assert plays
+    for a, b in zip(gathered, merged, strict=True):
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("model", sorted(TINY.keys() - NATIVE.keys()))
 def test_a_model_that_is_not_native_throughout_runs_as_it_did(
     model: str, plays: list[Tape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

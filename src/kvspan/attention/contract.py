@@ -115,8 +115,10 @@ class KeyIndex:
             which: [S], whether a sequence is chosen.
 
         Returns:
-            the numbers of their rows [n], and their index.
+            the numbers of their rows [n], and their index: this one if they are all.
         """
+        if which.all():
+            return np.arange(self.num_rows), self
         sizes = np.diff(self.row_starts)
         rows = np.flatnonzero(np.repeat(which, sizes))
         index = KeyIndex(

@@ -29,13 +29,12 @@ class Rotation:
         return Rotation(some_rows(self.cos, rows), some_rows(self.sin, rows), self.interleaved)
 
     def apply(self, x: Tensor) -> Tensor:
-        """Rotates the pairs of the last dim: [R, H, D] -> the same shape and dtype.
+        """Rotates the last D elements of each head: [R, H, any + D] -> the same shape and dtype.
 
         What comes out has its pairs (i, i + D / 2) either way: queries and keys alike, and nothing but
         their products is ever asked for.
         """
-        paired = torch.cat([x[..., ::2], x[..., 1::2]], dim=-1) if self.interleaved else x
-        return row_ops(paired).rotate(paired, self.cos, self.sin)
+        return row_ops(x).rotate(x, self.cos, self.sin, interleaved=self.interleaved)
 
 
 class Rotary:

@@ -3,7 +3,7 @@
 Both variants round at the same places, so that they differ by the last bit of a float32 at the most.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -29,12 +29,31 @@ class RowOps(Protocol):
         """[R, 2 * size], gate and up side by side -> silu(gate) * up, [R, size]."""
         ...
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """[R, H, D] -> the same, pairs (i, i + D / 2) turned by angles [R, 1, D / 2] float32."""
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+        """Turns pairs of each head's last elements, and copies what comes before them.
+
+        Args:
+            x: [R, H, D].
+            cos: [R, 1, d / 2] float32, of the last d of D elements.
+            sin: [R, 1, d / 2] float32.
+            interleaved: whether pairs are (2i, 2i + 1) of those d, or (i, i + d / 2), as they are in
+                what comes out either way.
+
+        Returns:
+            [R, H, D].
+        """
+        ...
+
+    def head_sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[R, H, n] and [H, n, m] -> [R, H, m]: a head's rows of the weight, times x and summed."""
+        ...
+
+    def head_dots(self, x: Tensor, weight: Tensor) -> Tensor:
+        """[R, H, m] and [H, n, m] -> [R, H, n]: products of x with a head's rows of the weight."""
         ...
 
     def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
-        """[R, n], [R, m], ... of one dtype -> [R, n + m + ...], a copy."""
+        """[..., n], [..., m], ... of one dtype -> [..., n + m + ...], a copy."""
         ...
 
 
@@ -56,14 +75,25 @@ class TorchRowOps:
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See `RowOps`."""
-        a, b = x.float().chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+        first = x.shape[-1] - 2 * cos.shape[-1]
+        turned = x[..., first:].float()
+        a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, dim=-1)
+        made = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+        return torch.cat([x[..., :first], made], dim=-1)
+
+    def head_sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `RowOps`."""
+        return torch.einsum("rhn,hnm->rhm", x, weight)
+
+    def head_dots(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `RowOps`."""
+        return torch.einsum("rhm,hnm->rhn", x, weight)
 
     def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
         """See `RowOps`."""
-        return torch.cat(list(parts), dim=1)
+        return torch.cat(list(parts), dim=-1)
 
 
 class NativeRowOps:
@@ -128,9 +158,9 @@ class NativeRowOps:
         )
         return out
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
         """See `RowOps`."""
-        heads = _dense(x)
+        heads, turned = _dense(x), 2 * cos.shape[-1]
         out = torch.empty(x.shape, dtype=x.dtype)
         num_rows, num_heads, dim = heads.shape
         self._native.rotate(
@@ -139,16 +169,49 @@ class NativeRowOps:
             num_rows,
             *heads.stride()[:2],
             num_heads,
-            dim,
+            dim - turned,
+            turned,
+            interleaved,
             cos.data_ptr(),
             sin.data_ptr(),
             out.data_ptr(),
         )
         return out
 
+    def head_sums(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `RowOps`."""
+        return self._by_head(self._native.head_sums, x, weight, weight.shape[2])
+
+    def head_dots(self, x: Tensor, weight: Tensor) -> Tensor:
+        """See `RowOps`."""
+        return self._by_head(self._native.head_dots, x, weight, weight.shape[1])
+
+    def _by_head(
+        self, product: Callable[..., None], x: Tensor, weight: Tensor, num_outputs: int
+    ) -> Tensor:
+        assert weight.dtype == x.dtype, "the native kernels read one dtype"
+        assert weight.stride(2) == 1, "a weight lies as it was loaded"
+        heads = _dense(x)
+        num_rows, num_heads, num_inputs = heads.shape
+        out = torch.empty(num_rows, num_heads, num_outputs, dtype=x.dtype)
+        product(
+            *self._how(heads),
+            heads.data_ptr(),
+            num_rows,
+            *heads.stride()[:2],
+            num_heads,
+            num_inputs,
+            num_outputs,
+            weight.data_ptr(),
+            *weight.stride()[:2],
+            out.data_ptr(),
+        )
+        return out
+
     def side_by_side(self, parts: Sequence[Tensor]) -> Tensor:
         """See `RowOps`."""
-        parts, size = [_dense(part) for part in parts], parts[0].itemsize
+        shape, size = parts[0].shape[:-1], parts[0].itemsize
+        parts = [_dense(part).flatten(0, -2) for part in parts]
         num_rows, width = len(parts[0]), sum(part.shape[1] for part in parts)
         out = parts[0].new_empty(num_rows, width)
         self._native.side_by_side(
@@ -157,7 +220,7 @@ class NativeRowOps:
             num_rows,
             out.data_ptr(),
         )
-        return out
+        return out.view(*shape, width)
 
     def _how(self, x: Tensor) -> tuple[object, object, int]:
         return self._isa, self._dtypes[x.dtype], torch.get_num_threads()

@@ -39,7 +39,7 @@ from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import some_rows
+from kvspan.layers.rows import row_ops, some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries
@@ -120,14 +120,12 @@ class LatentAttention(nn.Module):
         for reach, cut, asking in zip(self.reaches, self.cuts, batch.asking, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
-                query = self.queries.all_heads(some_rows(projected, rows))
-                query = self._rotated(query, rotation.of(rows))
+                query = rotation.of(rows).apply(self.queries.all_heads(some_rows(projected, rows)))
                 values = self._over_shards(query, asking, reach, cut)
                 attended.append(Attended(rows, values, self._inputs(cut)))
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
-            query = self.queries.own_heads(some_rows(projected, rows))
-            query = self._rotated(query, rotation.of(rows))
+            query = rotation.of(rows).apply(self.queries.own_heads(some_rows(projected, rows)))
             values = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
             attended.append(Attended(rows, values, self._inputs(self.spread)))
         if not attended:  # a rank without rows helps to sum all the same
@@ -153,7 +151,7 @@ class LatentAttention(nn.Module):
             [own rows, columns of this rank's slice].
         """
         seen, own = self.store.seen(asking.keys), reach.group.rank
-        attended = query.new_empty(len(query), reach.slice.size)
+        num_own, attended = len(query), []
         (query,) = gather_rows(reach.group, asking.sizes, query)
         borders = np.cumsum([0, *asking.sizes])
         sizes = np.diff(seen.index.row_starts)
@@ -167,10 +165,11 @@ class LatentAttention(nn.Module):
                 ends = np.searchsorted(places, borders)
                 mine = row_numbers(places[ends[own] : ends[own + 1]] - borders[own], query.device)
                 pieces = cut_pieces(tuple(np.diff(ends).tolist()), slices)
-                partial, lse = way(query[row_numbers(places, query.device)], replace(seen, index=index))
+                asked = some_rows(query, row_numbers(places, query.device))
+                partial, lse = way(asked, replace(seen, index=index))
                 piece = reach.exchange.start(partial, lse, pieces).wait()
-                attended[mine] = finish(piece.to(query.dtype))
-        return attended
+                attended.append((mine, finish(piece.to(query.dtype))))
+        return together(num_own, attended)
 
     def _gathered(self, query: Tensor, keys: Tensor, plan: GatherPlan) -> Tensor:
         """[n, columns of this rank's slice]: attention of the heads that it touches."""
@@ -181,8 +180,8 @@ class LatentAttention(nn.Module):
     def _absorbed(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partials of rows that ask the latents themselves: latents [n, H / A, kv_lora_rank]."""
         plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
-        up_keys, _ = self._up()
-        asking = torch.cat([torch.einsum("rhd,hdl->rhl", plain, up_keys), rotated], dim=-1)
+        ops, (up_keys, _) = row_ops(query), self._up()
+        asking = ops.side_by_side([ops.head_sums(plain, up_keys), rotated])
         return self.kernel(
             asking.to(seen.dtype), seen.keys, seen.values, seen.index, self.config.softmax_scale
         )
@@ -192,7 +191,7 @@ class LatentAttention(nn.Module):
         heads = cut.own
         latents = latents.view(len(latents), heads.size, self.mla.kv_lora_rank)
         up_values = self._up()[1][heads.start : heads.stop]
-        return cut.columns_of(torch.einsum("rhl,hdl->rhd", latents, up_values).flatten(1))
+        return cut.columns_of(row_ops(latents).head_dots(latents, up_values).flatten(1))
 
     def _expanded(self, query: Tensor, seen: Seen) -> tuple[Tensor, Tensor]:
         """Partials of rows over keys and values made for them: values [n, H / A, value_dim]."""
@@ -254,12 +253,7 @@ class LatentAttention(nn.Module):
         sizes = [self.mla.kv_lora_rank, self.mla.rope_dim]
         latent, rotated = torch.split(self.down(x), sizes, dim=-1)
         rotated = rotation.apply(rotated[:, None])[:, 0]
-        return torch.cat([self.latent_norm(latent), rotated], dim=-1)
-
-    def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:
-        """[n, h, nope_dim + rope_dim]: queries whose last part is rotated."""
-        plain, rotated = torch.split(query, [self.mla.nope_dim, self.mla.rope_dim], dim=-1)
-        return torch.cat([plain, rotation.apply(rotated)], dim=-1)
+        return row_ops(x).side_by_side([self.latent_norm(latent), rotated])
 
     def _up(self) -> tuple[Tensor, Tensor]:
         """What makes keys and values of latents: [H / A, nope_dim or value_dim, kv_lora_rank]."""

@@ -1,0 +1,127 @@
+// The kernels of `heads.h` on vectors of any width. A sum is made in the same order whatever rows share
+// the task.
+#pragma once
+
+#include "attention.h"
+#include "heads.h"
+#include "vectors.h"
+
+namespace kvspan {
+namespace {
+
+template <class T>
+class GenericHeads {
+public:
+    static void sums(const HeadProduct& call, const HeadTask& task) {
+        alignas(64) float sums[HEAD_ROWS * SUMMED_PIECE] = {};
+        const T* const x = input(call, task);
+        const T* const weight = matrix(call, task) + task.first;
+        for (int input = 0; input < call.inputs; input += WIDTH) {  // the rows of a pass lie one by one
+            const T* const rows = weight + input * call.weight_row_stride;
+            in_blocks(task.rows, [&]<int N>(int row) {
+                add<N>(call, x + row * call.row_stride + input, call.inputs - input, rows, task.outputs,
+                       sums + row * SUMMED_PIECE);
+            });
+        }
+        for (int row = 0; row < task.rows; ++row) {
+            for (int i = 0; i < task.outputs; i += WIDTH) {
+                const Vec sum = load(sums + row * SUMMED_PIECE + i);
+                store_up_to(output(call, task, row) + i, sum, task.outputs - i);
+            }
+        }
+    }
+
+    static void dots(const HeadProduct& call, const HeadTask& task) {
+        const T* const x = input(call, task);
+        const T* const weight = matrix(call, task) + task.first * call.weight_row_stride;
+        for (int i = 0; i < task.outputs;) {
+            const T* const rows = weight + i * call.weight_row_stride;
+            const bool several = task.outputs - i >= OUTPUTS;
+            in_blocks(task.rows, [&]<int N>(int row) {
+                const T* const of_rows = x + row * call.row_stride;
+                T* const out = output(call, task, row) + i;
+                several ? dot<N, OUTPUTS>(call, of_rows, rows, out) : dot<N, 1>(call, of_rows, rows, out);
+            });
+            i += several ? OUTPUTS : 1;
+        }
+    }
+
+private:
+    static constexpr int BLOCK = WIDTH == 16 ? 4 : 2;  // rows whose sums are in registers
+    static constexpr int OUTPUTS = 4;                  // likewise, of each
+
+    static const T* input(const HeadProduct& call, const HeadTask& task) {
+        return static_cast<const T*>(call.x) + task.row * call.row_stride + task.head * call.head_stride;
+    }
+
+    static const T* matrix(const HeadProduct& call, const HeadTask& task) {
+        return static_cast<const T*>(call.weight) + task.head * call.weight_head_stride;
+    }
+
+    static T* output(const HeadProduct& call, const HeadTask& task, int row) {
+        const std::int64_t head = (task.row + row) * call.heads + task.head;
+        return static_cast<T*>(call.out) + head * call.outputs + task.first;
+    }
+
+    // Calls `body<N>(row)` for all rows, N of them at a time.
+    template <class Body>
+    static void in_blocks(int rows, const Body& body) {
+        int row = 0;
+        for (; row + BLOCK <= rows; row += BLOCK) body.template operator()<BLOCK>(row);
+        for (; row < rows; ++row) body.template operator()<1>(row);
+    }
+
+    // Adds up to WIDTH rows of the matrix, times inputs of N rows, to their sums.
+    template <int N>
+    static void add(const HeadProduct& call, const T* x, int inputs, const T* rows, int outputs,
+                    float* sums) {
+        const int depth = inputs < WIDTH ? inputs : WIDTH;
+        float factors[N][WIDTH];
+        for (int n = 0; n < N; ++n) store(factors[n], load_up_to(x + n * call.row_stride, depth));
+        for (int i = 0; i < outputs; i += WIDTH) {
+            Vec sum[N];
+            for (int n = 0; n < N; ++n) sum[n] = load(sums + n * SUMMED_PIECE + i);
+            for (int k = 0; k < depth; ++k) {
+                const Vec v = load_up_to(rows + k * call.weight_row_stride + i, outputs - i);
+                for (int n = 0; n < N; ++n) sum[n] += v * factors[n][k];
+            }
+            for (int n = 0; n < N; ++n) store(sums + n * SUMMED_PIECE + i, sum[n]);
+        }
+    }
+
+    // Dot products of N rows with D rows of the matrix.
+    template <int N, int D>
+    static void dot(const HeadProduct& call, const T* x, const T* rows, T* out) {
+        Vec sums[N][D] = {};
+        for (int i = 0; i < call.inputs; i += WIDTH) {
+            const int left = call.inputs - i;
+            Vec v[D];
+            for (int d = 0; d < D; ++d) v[d] = load_up_to(rows + d * call.weight_row_stride + i, left);
+            for (int n = 0; n < N; ++n) {
+                const Vec of_row = load_up_to(x + n * call.row_stride + i, left);
+                for (int d = 0; d < D; ++d) sums[n][d] += of_row * v[d];
+            }
+        }
+        const std::int64_t row_size = std::int64_t{call.heads} * call.outputs;
+        for (int n = 0; n < N; ++n) {
+            for (int d = 0; d < D; ++d) store_up_to(out + n * row_size + d, splat(sum(sums[n][d])), 1);
+        }
+    }
+};
+
+template <class T>
+constexpr HeadKernels HEAD_KERNELS{GenericHeads<T>::sums, GenericHeads<T>::dots};
+
+inline const HeadKernels& generic_heads(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::bf16:
+            return HEAD_KERNELS<Bf16>;
+        case Dtype::f16:
+            return HEAD_KERNELS<F16>;
+        default:
+            return HEAD_KERNELS<float>;
+    }
+}
+
+}  // namespace
+}  // namespace kvspan
