@@ -13,6 +13,9 @@ from torch.nn import functional as F
 
 from kvspan.native import extension, native_path
 
+MOST_HEAD_ROWS = 16
+"""For which products by head are native; of more rows they are arithmetic, and torch is faster."""
+
 
 class RowOps(Protocol):
     """Operators on rows."""
@@ -180,10 +183,14 @@ class NativeRowOps:
 
     def head_sums(self, x: Tensor, weight: Tensor) -> Tensor:
         """See `RowOps`."""
+        if len(x) > MOST_HEAD_ROWS:
+            return _TORCH.head_sums(x, weight)
         return self._by_head(self._native.head_sums, x, weight, weight.shape[2])
 
     def head_dots(self, x: Tensor, weight: Tensor) -> Tensor:
         """See `RowOps`."""
+        if len(x) > MOST_HEAD_ROWS:
+            return _TORCH.head_dots(x, weight)
         return self._by_head(self._native.head_dots, x, weight, weight.shape[1])
 
     def _by_head(
