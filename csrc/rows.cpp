@@ -45,7 +45,7 @@ void run_rows(const SideBySide& call, int threads) {
     constexpr auto copy_row = [](const SideBySide& call, std::int64_t row) {
         std::byte* out = call.out + row * call.row_size();
         for (const SideBySide::Part& part : call.parts) {
-            std::memcpy(out, part.from + row * part.stride, part.size);
+            if (part.size > 0) std::memcpy(out, part.from + row * part.stride, part.size);
             out += part.size;
         }
     };

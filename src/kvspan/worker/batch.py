@@ -131,7 +131,7 @@ def _asking(
     if not shares.is_spread:
         local, is_local, travelling = travelling[shares.own], does_travel, [[] for _ in travelling]
     else:
-        local, is_local = [*shares.staying[shares.home]], ~does_travel
+        local, is_local = [*shares.local_parts], ~does_travel
     spread = does_travel & ~is_local & ~gathered[own.row]
     return (
         Asking(

@@ -7,7 +7,8 @@
 Where rows are shared out (P > 1) a home is a PCP coordinate, and its rows stay there through the whole
 network. Where they are not, it may be a rank of the DCP group (`num_homes`): all ranks take all rows
 through the network, and the home alone has to do with its rows in attention. Of prompts that would be
-much work for one rank each attends for its own heads all the same, and the home keeps the keys.
+much work for one rank each attends for its own heads all the same, and the home keeps the keys. Of a few
+rows that decode nobody picks out their own: those of others see no key, and add nothing.
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
@@ -32,7 +33,8 @@ Numbers = NDArray[np.int64]
 
 ROWS_WORTH_SHARING = 16
 """New tokens of a prompt from which on a rank that is a home leaves heads to others, if that costs no
-collective: fewer are bound by reading weights."""
+collective, and rows that decode from which on it picks out its own: fewer are bound by reading
+weights."""
 PAIRS_WORTH_MEETING = 1 << 21
 """(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
 more, so that traffic of short requests makes none."""
@@ -146,7 +148,21 @@ class Shares:
     @cached_property
     def own_parts(self) -> Parts:
         """What this rank attends for: first what travels."""
-        return Parts([*self.travelling[self.own], *self.staying[self.home]])
+        return Parts([*self.travelling[self.own], *self.local_parts])
+
+    @cached_property
+    def local_parts(self) -> Sequence[Part]:
+        """Parts of rows with a home that this rank attends for.
+
+        Of ranks that are homes, those of all homes where nothing else is there and they are few tokens
+        that decode: rows of another home see no key here and add nothing. Such steps have one shape,
+        whoever has which row, and so are played (`worker.runner`).
+        """
+        every = sorted(part for its in self.staying for part in its)
+        is_alone = len(self.travelling) == 1 and not self.travelling[0]
+        if is_alone and len(every) < ROWS_WORTH_SHARING and all(p.num_tokens == 1 for p in every):
+            return every
+        return self.staying[self.home]
 
     @cached_property
     def network_parts(self) -> Parts:
@@ -158,7 +174,7 @@ class Shares:
     @cached_property
     def keyed_parts(self) -> Parts:
         """Whose keys come here: everybody's that travel, and then this rank's that stay."""
-        return Parts([*(p for its in self.travelling for p in its), *self.staying[self.home]])
+        return Parts([*(p for its in self.travelling for p in its), *self.local_parts])
 
     @property
     def row_sizes(self) -> tuple[int, ...]:

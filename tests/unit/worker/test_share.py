@@ -132,10 +132,27 @@ def test_ranks_that_are_homes_take_all_rows_through_the_network(
         shares = Shares.of(rows, homes, topology, rank, num_homes=num_homes, least_tokens=1)
         assert shares.places(shares.network_parts).tolist() == list(range(num_tokens))
         spread, alone = shares.travelling[0], shares.staying[rank]
-        assert tokens_of(shares.own_parts.parts) == tokens_of([*spread, *alone])
+        assert tokens_of(shares.own_parts.parts) == tokens_of([*spread, *shares.local_parts])
+        assert shares.local_parts == alone or {row.num_tokens for row in rows} == {1}
         assert {part.row for part in alone} == {i for i, home in enumerate(homes) if home == rank}
         attended += shares.places(Parts(alone)).tolist()
     assert sorted([*attended, *shares.places(Parts(spread)).tolist()]) == list(range(num_tokens))
+
+
+@pytest.mark.parametrize("homes", [[0, 1, 0], [1, 1, 1], [0, None, 1], [0]])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 2, 1)])
+def test_few_rows_that_decode_at_homes_are_all_attended_for(
+    homes: list[int | None], sizes: tuple[int, ...]
+) -> None:
+    """Those of another home see nothing; with a longer row, or one that is spread, ranks pick theirs."""
+    rows = [Row(i, 10 * i + 3, n, True) for i, n in enumerate(sizes[: len(homes)])]
+    topology = Topology(tp_size=2, dcp_size=2)
+    for rank in range(2):
+        shares = Shares.of(rows, homes, topology, rank, num_homes=2, least_tokens=1)
+        whose = range(2) if None not in homes and max(r.num_tokens for r in rows) == 1 else [rank]
+        wanted = [i for i, home in enumerate(homes) if home in whose]
+        assert [part.row for part in shares.local_parts] == wanted
+        assert [part.row for part in shares.keyed_parts.parts if homes[part.row] is not None] == wanted
 
 
 def test_a_home_shares_what_is_much_work_and_costs_no_collective_or_is_worth_one() -> None:
