@@ -63,19 +63,12 @@ private:
         return static_cast<T*>(call.out) + head * call.outputs + task.first;
     }
 
-<<<<<<< HEAD
-    // Calls `body<N>(row)` for all rows, N of them at a time.
-=======
     // Calls `body<N>(row)` for all rows, N of them at a time, as many as may be.
->>>>>>> mlat
     template <class Body>
     static void in_blocks(int rows, const Body& body) {
         int row = 0;
         for (; row + BLOCK <= rows; row += BLOCK) body.template operator()<BLOCK>(row);
-<<<<<<< HEAD
-=======
         for (; row + 2 <= rows; row += 2) body.template operator()<2>(row);
->>>>>>> mlat
         for (; row < rows; ++row) body.template operator()<1>(row);
     }
 
@@ -86,17 +79,6 @@ private:
         const int depth = inputs < WIDTH ? inputs : WIDTH;
         float factors[N][WIDTH];
         for (int n = 0; n < N; ++n) store(factors[n], load_up_to(x + n * call.row_stride, depth));
-<<<<<<< HEAD
-        for (int i = 0; i < outputs; i += WIDTH) {
-            Vec sum[N];
-            for (int n = 0; n < N; ++n) sum[n] = load(sums + n * SUMMED_PIECE + i);
-            for (int k = 0; k < depth; ++k) {
-                const Vec v = load_up_to(rows + k * call.weight_row_stride + i, outputs - i);
-                for (int n = 0; n < N; ++n) sum[n] += v * factors[n][k];
-            }
-            for (int n = 0; n < N; ++n) store(sums + n * SUMMED_PIECE + i, sum[n]);
-        }
-=======
         const auto add_vector = [&](int i, const auto& load_row) {
             Vec sum[N];
             for (int n = 0; n < N; ++n) sum[n] = load(sums + n * SUMMED_PIECE + i);
@@ -109,24 +91,12 @@ private:
         const int whole = outputs - outputs % WIDTH;
         for (int i = 0; i < whole; i += WIDTH) add_vector(i, [](const T* p) { return load(p); });
         if (whole < outputs) add_vector(whole, [&](const T* p) { return load_some(p, outputs - whole); });
->>>>>>> mlat
     }
 
     // Dot products of N rows with D rows of the matrix.
     template <int N, int D>
     static void dot(const HeadProduct& call, const T* x, const T* rows, T* out) {
         Vec sums[N][D] = {};
-<<<<<<< HEAD
-        for (int i = 0; i < call.inputs; i += WIDTH) {
-            const int left = call.inputs - i;
-            Vec v[D];
-            for (int d = 0; d < D; ++d) v[d] = load_up_to(rows + d * call.weight_row_stride + i, left);
-            for (int n = 0; n < N; ++n) {
-                const Vec of_row = load_up_to(x + n * call.row_stride + i, left);
-                for (int d = 0; d < D; ++d) sums[n][d] += of_row * v[d];
-            }
-        }
-=======
         const auto add_vector = [&](int i, const auto& load_part) {
             Vec v[D];
             for (int d = 0; d < D; ++d) v[d] = load_part(rows + d * call.weight_row_stride + i);
@@ -138,7 +108,6 @@ private:
         const int whole = call.inputs - call.inputs % WIDTH;
         for (int i = 0; i < whole; i += WIDTH) add_vector(i, [](const T* p) { return load(p); });
         if (whole < call.inputs) add_vector(whole, [&](const T* p) { return load_some(p, call.inputs - whole); });
->>>>>>> mlat
         const std::int64_t row_size = std::int64_t{call.heads} * call.outputs;
         for (int n = 0; n < N; ++n) {
             for (int d = 0; d < D; ++d) store_up_to(out + n * row_size + d, splat(sum(sums[n][d])), 1);

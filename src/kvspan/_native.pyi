@@ -199,13 +199,53 @@ def rotate(
     row_stride: int,
     head_stride: int,
     heads: int,
+    plain: int,
     dim: int,
+    interleaved: bool,
     cos: int,
     sin: int,
     out: int,
     /,
 ) -> None:
-    """See `csrc/rows.h`."""
+    """See `csrc/rows.h`; of each head `plain` elements are copied and `dim` turned."""
+
+def head_sums(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    x: int,
+    rows: int,
+    row_stride: int,
+    head_stride: int,
+    heads: int,
+    inputs: int,
+    outputs: int,
+    weight: int,
+    weight_head_stride: int,
+    weight_row_stride: int,
+    out: int,
+    /,
+) -> None:
+    """Sums of a matrix's rows, by head; see `csrc/heads.h`."""
+
+def head_dots(
+    isa: Isa,
+    dtype: Dtype,
+    threads: int,
+    x: int,
+    rows: int,
+    row_stride: int,
+    head_stride: int,
+    heads: int,
+    inputs: int,
+    outputs: int,
+    weight: int,
+    weight_head_stride: int,
+    weight_row_stride: int,
+    out: int,
+    /,
+) -> None:
+    """Dot products with a matrix's rows, by head; see `csrc/heads.h`."""
 
 def side_by_side(threads: int, parts: Sequence[tuple[int, int, int]], rows: int, out: int, /) -> None:
     """See `csrc/rows.h`; a part is its address, and bytes of a row and from one row to the next."""
