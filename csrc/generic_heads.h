@@ -107,7 +107,9 @@ private:
         };
         const int whole = call.inputs - call.inputs % WIDTH;
         for (int i = 0; i < whole; i += WIDTH) add_vector(i, [](const T* p) { return load(p); });
-        if (whole < call.inputs) add_vector(whole, [&](const T* p) { return load_some(p, call.inputs - whole); });
+        if (whole < call.inputs) {
+            add_vector(whole, [&](const T* p) { return load_some(p, call.inputs - whole); });
+        }
         const std::int64_t row_size = std::int64_t{call.heads} * call.outputs;
         for (int n = 0; n < N; ++n) {
             for (int d = 0; d < D; ++d) store_up_to(out + n * row_size + d, splat(sum(sums[n][d])), 1);
