@@ -78,6 +78,7 @@ class _CallParts:
         self.num_calls = 0
 
     def of(self, deltas: Sequence[Delta]) -> Iterator[Addition]:
+        """What deltas of a tool parser add to the answer."""
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -95,6 +96,7 @@ class _CallParts:
                     yield Addition(text)
 
     def end(self) -> Sequence[Addition]:
+        """What is left to add at the end."""
         return ()
 
 
@@ -107,6 +109,7 @@ class _WholeCalls:
         self._arguments: list[str] = []
 
     def of(self, deltas: Sequence[Delta]) -> Iterator[Addition]:
+        """What deltas of a tool parser add to the answer."""
         for delta in deltas:
             match delta:
                 case Content(text):
@@ -123,6 +126,7 @@ class _WholeCalls:
                     yield Addition(text)
 
     def end(self) -> Sequence[Addition]:
+        """The call that has begun, which is whole now."""
         if self._begun is None:
             return ()
         call = ToolCall(
