@@ -117,6 +117,10 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._scratch = scratch
         self.refusal: str | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to be skipped loads the compiler: 800 modules, 36 MB
+
     def __torch_dispatch__(
         self,
         func: Any,
