@@ -119,7 +119,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to be skipped loads the compiler: 800 modules, 36 MB
+        return False  # nothing is compiled here, and skipping loads the compiler: 800 modules, 36 MB
 
     def __torch_dispatch__(
         self,
