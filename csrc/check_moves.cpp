@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "best.h"
+#include "draw.h"
 #include "check.h"
 
 namespace kvspan::check {
@@ -105,12 +106,50 @@ int largest_of_rows(Random& random, int threads) {
     return wrong;
 }
 
+// Sums, those of the first octaves, and where a running sum passes a goal, one weight at a time.
+int drawing(Random& random, int threads) {
+    const std::int64_t rows = some_rows(random), size = pick(random, 0, 1500), stride = size + 2;
+    const std::vector<float> logits = numbers(random, rows * stride);
+    const std::vector<double> greatest(rows, 2.0), temperature(rows, 0.5), least(rows, 0.0);
+    const Weights call{logits.data(),   rows, stride, size, greatest.data(), temperature.data(),
+                       least.data()};
+    std::vector<double> whole(rows), sums(rows * OCTAVES), goals(rows), found;
+    std::vector<std::int64_t> counts(rows * OCTAVES), last(rows, pick(random, 0, OCTAVES - 1)), first(rows),
+        places(rows), collected;
+    totals(call, whole.data(), threads);
+    octaves(call, sums.data(), counts.data(), threads);
+    std::int64_t total = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        first[row] = total;
+        for (int octave = 0; octave <= last[row]; ++octave) total += counts[row * OCTAVES + octave];
+        goals[row] = pick(random, 0, 3) ? whole[row] * 0.4 : -1;
+    }
+    collected.resize(total), found.resize(total);
+    collect(call, last.data(), first.data(), collected.data(), found.data(), threads);
+    kvspan::pick(call, goals.data(), places.data(), threads);
+    int wrong = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        double sum = 0;
+        std::int64_t place = -1, at = first[row];
+        const std::int64_t end = row + 1 < rows ? first[row + 1] : total;
+        for (std::int64_t i = 0; i < size; ++i) {
+            const double weight = std::exp((static_cast<double>(logits[row * stride + i]) - 2.0) / 0.5);
+            if (goals[row] >= 0 && sum <= goals[row]) place = i;
+            sum += weight;
+            if (at < end && collected[at] == i) wrong += std::abs(found[at++] / weight - 1) > 1e-12;
+        }
+        wrong += at != end || places[row] != place || std::abs(whole[row] - sum) > 1e-12 * sum;
+    }
+    return wrong;
+}
+
 }  // namespace
 
 int check_moves() {
     const std::pair<const char*, Check> checks[] = {{"rows of a weight", rows_of_a_weight},
                                                     {"rows side by side", rows_side_by_side},
-                                                    {"largest of rows", largest_of_rows}};
+                                                    {"largest of rows", largest_of_rows},
+                                                    {"drawing", drawing}};
     int bad = 0;
     for (const auto& [name, check] : checks) {
         Random random(7);

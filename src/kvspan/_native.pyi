@@ -255,6 +255,32 @@ def best(
 ) -> None:
     """See `csrc/best.h`."""
 
+class DrawWeights:
+    """What tokens are drawn by, see `csrc/draw.h`."""
+
+    def __init__(
+        self,
+        logits: int,
+        rows: int,
+        stride: int,
+        size: int,
+        greatest: int,
+        temperature: int,
+        least: int,
+        /,
+    ) -> None: ...
+    def totals(self, threads: int, sums: int, /) -> None:
+        """The sum of each row."""
+
+    def octaves(self, threads: int, sums: int, counts: int, /) -> None:
+        """Sums and counts of each row's octaves."""
+
+    def collect(self, threads: int, last: int, first: int, places: int, weights: int, /) -> None:
+        """Places and weights of a row's first octaves."""
+
+    def pick(self, threads: int, goals: int, places: int, /) -> None:
+        """Where the running sum passes a goal."""
+
 class Work(Enum):
     """What the time of a call counts as."""
 

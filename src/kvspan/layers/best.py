@@ -1,14 +1,11 @@
-"""The most probable token of each row, of logits that are whole or shared out. Knows no sampling."""
+"""The most probable token of each row. Knows no sampling."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from kvspan.comm.group import Group
 from kvspan.native import extension, native_path
-from kvspan.topology import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +37,3 @@ def best(logits: Tensor) -> Best:
         found.tokens.data_ptr(),
     )
     return found
-
-
-def best_of_parts(logits: Tensor, group: Group, parts: Sequence[Span]) -> Best:
-    """The largest of rows whose logits are shared out: 16 bytes of a row travel, and no logits.
-
-    Args:
-        logits: [n, parts[rank].size] float32.
-        group: who has the others.
-        parts: which tokens each rank has, in order.
-
-    Returns:
-        The same on every rank.
-    """
-    mine, count = best(logits), len(logits)
-    tokens = mine.tokens + parts[group.rank].start
-    sent = torch.stack([mine.values.double(), tokens.double()])[None]  # [1, 2, n]; both are exact
-    every = group.all_gather(sent, [1] * group.size).wait()  # [T, 2, n]
-    whose = every[:, 0].argmax(0)  # a NaN is larger than all; of ranks alike the first
-    values, chosen = every[whose, :, torch.arange(count, device=logits.device)].unbind(1)
-    return Best(values.float(), chosen.long())

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from kvspan.comm.group import Group
-from kvspan.layers.best import Best, best_of_parts
-from kvspan.layers.linear import Matrix, Storage, gather_columns
+from kvspan.layers.linear import Matrix, Storage
+from kvspan.layers.logits import Logits
 from kvspan.topology import Span, cuts
 
 
@@ -31,10 +31,6 @@ class VocabEmbedding(Matrix):
         """[R] int64 -> [R, hidden_size], whole on every rank."""
         return self.group.all_reduce(self.product.rows(token_ids, first=self.part.start)).wait()
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
-        return gather_columns(self.product.wide(hidden), self.group, self.parts)
-
-    def best(self, hidden: Tensor) -> Best:
-        """[n, hidden_size] -> the most probable tokens, the same on every rank."""
-        return best_of_parts(self.product.wide(hidden), self.group, self.parts)
+    def logits(self, hidden: Tensor) -> Logits:
+        """[n, hidden_size] -> the logits of this rank's tokens, [n, vocab_size] of all together."""
+        return Logits(self.product.wide(hidden), self.group, self.parts)

@@ -12,8 +12,8 @@ from kvspan.attention.prefill import GatherPlan
 from kvspan.attention.putting import Writes
 from kvspan.attention.rows import RowGroups
 from kvspan.comm.group import Group
-from kvspan.layers.best import Best
 from kvspan.layers.linear import Storage
+from kvspan.layers.logits import Logits
 from kvspan.layers.parameter import Target
 from kvspan.layers.rotary import Rotation
 from kvspan.topology import Topology
@@ -110,12 +110,8 @@ class Model(Protocol):
         """
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
-        ...
-
-    def best(self, hidden: Tensor) -> Best:
-        """[n, hidden_size] -> the most probable token of each row, the same on every rank."""
+    def logits(self, hidden: Tensor) -> Logits:
+        """[n, hidden_size] -> [n, vocab_size] float32, shared out over ranks."""
         ...
 
     def weight_targets(self) -> dict[str, Target]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from kvspan.attention.kv_store import CacheStore
 from kvspan.config.model import ModelConfig
-from kvspan.layers.best import Best
 from kvspan.layers.embedding import VocabEmbedding
 from kvspan.layers.linear import Matrix, pack
+from kvspan.layers.logits import Logits
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import Experts, MoE
 from kvspan.layers.norm import RMSNorm
@@ -130,13 +130,9 @@ class Decoder(nn.Module):
             normed = next_norm.of_sum(hidden, layer.mlp(normed))
         return normed
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32, whole on every rank."""
+    def logits(self, hidden: Tensor) -> Logits:
+        """See `Model.logits`."""
         return self.head.logits(hidden)
-
-    def best(self, hidden: Tensor) -> Best:
-        """See `Model.best`."""
-        return self.head.best(hidden)
 
     def settle(self) -> None:
         """See `Model.settle`."""

@@ -1,4 +1,4 @@
-"""Logits -> adjusted logits -> probabilities to draw from; logits -> reported log-probabilities.
+"""Logits -> adjusted logits; logits -> reported log-probabilities.
 
 Pure functions of tensors and sampling parameters. Knows no requests and no randomness. Legend: R rows,
 V the vocabulary.
@@ -18,10 +18,6 @@ from kvspan.request import SamplingParams
 from kvspan.step import TokenLogprob
 
 FLOAT32_MAX = torch.finfo(torch.float32).max
-
-NUCLEUS_WIDTH = 1024
-"""Most probable tokens that `top_p` looks at first: selecting them is ten times cheaper than sorting a
-vocabulary of 50,000, and a nucleus seldom has more."""
 
 
 def needs_adjusting(params: SamplingParams, *, num_output: int) -> bool:
@@ -96,30 +92,6 @@ def allowed_only(logits: Tensor, allowed: bytes, *, before: Tensor, first_token:
     return logits
 
 
-def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What each row draws from: temperature, then `min_p`, `top_k` and `top_p`.
-
-    Args:
-        logits: [R, V] float32, adjusted; each row has a finite maximum.
-        params: of each row; no temperature is 0.
-
-    Returns:
-        [R, V] float64, not normalised: the most probable token has 1, tokens left out have 0.
-    """
-    temperature = _column([p.temperature for p in params], logits)
-    min_p = _column([p.min_p for p in params], logits)
-    # In place: what a copy of the vocabulary costs is its pages, which are new each time. Centred, no
-    # temperature makes exp overflow.
-    weights = logits.double().sub_(logits.amax(-1, keepdim=True)).div_(temperature).exp_()  # [R, V]
-    if any(p.min_p for p in params):
-        weights.masked_fill_(weights < min_p, 0.0)
-    size = logits.shape[-1]
-    cut = [i for i, p in enumerate(params) if 0 < p.top_k < size or p.top_p < 1]
-    if cut:
-        weights[cut] = _most_probable_only(weights[cut], logits[cut], [params[i] for i in cut])
-    return weights
-
-
 def token_logprobs(
     logits: Tensor, tokens: Tensor, counts: Sequence[int]
 ) -> list[tuple[TokenLogprob, ...]]:
@@ -149,33 +121,6 @@ def token_logprobs(
     ]
 
 
-def _most_probable_only(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Leaves each row its `top_k` tokens, and of those the fewest that together have `top_p`.
-
-    A token stays if the more probable ones have less than `top_p` of the whole (which is what top_k
-    left), so the first always does.
-    """
-    size = logits.shape[-1]
-    ks = [p.top_k if 0 < p.top_k < size else size for p in params]
-    top_k, top_p = _column(ks, logits), _column([p.top_p for p in params], logits)
-    order = _probability_order(logits)
-    # cumsum goes token by token on a CPU; sum() is a tree, whose shape may depend on the batch.
-    whole = weights.cumsum(-1)[:, -1:]  # [R, 1]
-    width = max([NUCLEUS_WIDTH, *(k for k in ks if k < size)])
-    for looked_at in (min(width, size), size):
-        ids = order.topk(looked_at).indices  # [R, looked_at]
-        place = torch.arange(looked_at, device=logits.device)
-        kept = weights.gather(-1, ids).masked_fill(place >= top_k, 0.0)
-        sums = kept.cumsum(-1)
-        nucleus = top_p * torch.where(top_k < size, sums[:, -1:], whole)  # [R, 1]
-        if bool((sums[:, -1:] >= nucleus).all()):
-            break
-    before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
-    past = (before >= nucleus) & (top_p < 1)  # 1 keeps all, also what rounding hides from the sums
-    kept = kept.masked_fill(past, 0.0)
-    return torch.zeros_like(weights).scatter(-1, ids, kept)
-
-
 def _probability_order(logits: Tensor) -> Tensor:
     """[R, V] int64, all different in a row: the greater, the more probable; ties go to the lower id.
 
@@ -191,8 +136,3 @@ def _probability_order(logits: Tensor) -> Tensor:
 
 def _ids(ids: Sequence[int] | NDArray[np.int32], device: torch.device) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device=device)
-
-
-def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    """[R, 1] float64 beside a [R, V] tensor."""
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]

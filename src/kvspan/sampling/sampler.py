@@ -1,4 +1,4 @@
-"""Logits -> tokens, on rank 0. Knows the rows of a step. Knows no cache, no ranks and no text.
+"""Logits -> tokens. Knows the rows of a step. Knows no cache and no text.
 
 The order of the steps is vLLM's: log-probabilities are reported of the model's own logits; then bias,
 penalties and `min_tokens`, then temperature, `min_p`, `top_k` and `top_p`, then the draw.
@@ -15,12 +15,11 @@ from torch import Tensor
 
 from kvspan.errors import OutputError
 from kvspan.layers.best import Best, best
+from kvspan.layers.logits import Logits
 from kvspan.request import WHOLE_VOCABULARY, SamplingParams
-from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, probabilities, token_logprobs
+from kvspan.sampling.draw import draw
+from kvspan.sampling.logits import adjusted, allowed_only, needs_adjusting, token_logprobs
 from kvspan.step import Sampled, TokenLogprob
-
-DRAW_ROWS = 4
-"""Rows drawn for at once: the float64 copies of the vocabulary that a draw makes stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +49,10 @@ class SamplingRow:
 
     @property
     def is_plain(self) -> bool:
-        """Whether its token is the most probable one as the model has it, and nothing else is asked."""
+        """Whether its token is chosen from the model's own logits, and nothing else is asked."""
         params = self.params
         return (
-            params.is_greedy
-            and params.logprobs is None
+            params.logprobs is None
             and not self.allowed
             and not needs_adjusting(params, num_output=len(self.output_ids))
         )
@@ -86,7 +84,8 @@ class Sampler:
             failures = after | failures
         if failures:
             return self._sample_others(logits, rows, failures)
-        tokens = _choose(adjusted_logits, rows)
+        shared = Logits.of_one(adjusted_logits)
+        tokens = _choose(shared, shared.best(), rows)
         reports = _reports(logits, tokens, rows)
         return [
             Sampled(row.request_id, token, report)
@@ -94,14 +93,15 @@ class Sampler:
         ]
 
     @staticmethod
-    def greedy(best: Best, rows: Sequence[SamplingRow]) -> list[Sampled]:
-        """Tokens of rows that are plain (`SamplingRow.is_plain`), as `sample` chooses them.
+    def plain(logits: Logits, best: Best, rows: Sequence[SamplingRow]) -> list[Sampled]:
+        """Tokens of rows that are plain (`SamplingRow.is_plain`), as `sample` has them. A collective.
 
         Args:
+            logits: of the rows, shared out.
             best: the most probable token of each row; its logit is finite.
             rows: in the same order.
         """
-        tokens = best.tokens.tolist()
+        tokens = _choose(logits, best, rows).tolist()
         return [Sampled(row.request_id, token) for row, token in zip(rows, tokens, strict=True)]
 
     def prompt_logprobs(
@@ -153,26 +153,6 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53  # 53 bits: exact in a float64
 
 
-def draw(weights: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Picks in each row the token at which the running sum passes `uniform` times the whole.
-
-    The sum runs in order of token id, not of probability: the last bits of the logits depend on how
-    the model was split over ranks and on what shared the batch, and where two tokens are nearly alike
-    a sort would exchange them and hand the number to another token. In this order, boundaries move
-    by as little as the probabilities do. float64, since 50,000 terms in float32 would lose the rarest.
-
-    Args:
-        weights: [R, V] float64, not negative; the greatest of a row is 1.
-        uniforms: R numbers in [0, 1).
-
-    Returns:
-        [R] int64 token ids; never one of weight 0, as the sum does not grow there.
-    """
-    sums = weights.cumsum(-1)  # [R, V]
-    share = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None]
-    return torch.searchsorted(sums, share * sums[:, -1:], right=True)[:, 0]
-
-
 def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """[R, V]: logits with bias, penalties, `min_tokens` and forms; the same tensor if none has any."""
     wishes = [needs_adjusting(row.params, num_output=len(row.output_ids)) for row in rows]
@@ -195,14 +175,17 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     return result
 
 
-def _choose(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+def _choose(logits: Logits, best: Best, rows: Sequence[SamplingRow]) -> Tensor:
     """[R] int64: the most probable token of greedy rows, a drawn one of the others."""
-    tokens = best(logits).tokens
+    tokens = best.tokens.clone()
     drawn = [i for i, row in enumerate(rows) if not row.params.is_greedy]
-    for start in range(0, len(drawn), DRAW_ROWS):
-        part = drawn[start : start + DRAW_ROWS]
-        weights = probabilities(logits[part], [rows[i].params for i in part])
-        tokens[part] = draw(weights, [uniform(rows[i].seed, rows[i].position) for i in part])
+    if drawn:
+        tokens[drawn] = draw(
+            logits.of_rows(drawn),
+            best.values[drawn],
+            [rows[i].params for i in drawn],
+            [uniform(rows[i].seed, rows[i].position) for i in drawn],
+        )
     return tokens
 
 

@@ -161,7 +161,7 @@ def _rank(
             ends = np.cumsum([row.num_tokens for row in step.rows])
             everything = np.ones(ends[-1], np.bool_)
             hidden = restored(runner.run(batch), shares, everything, context.row_groups.pcp)
-            logits = model.logits(hidden)
+            logits = model.logits(hidden).whole()
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups

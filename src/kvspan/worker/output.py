@@ -1,6 +1,7 @@
 """Hidden states -> what a step gives: sampled tokens and log-probabilities.
 
-Every rank makes its part of the logits, in the same number of pieces; rank 0 alone looks at them.
+Every rank makes its part of the logits, in the same number of pieces, and helps to draw from it; rank 0
+alone reports.
 """
 
 from collections.abc import Sequence
@@ -104,16 +105,16 @@ class Outputs:
     def _chosen(self, hidden: Tensor, asked: Sequence[SamplingRow]) -> Sequence[Sampled]:
         """A token for each row of hidden states; nothing on ranks that do not report.
 
-        Whole logits are made only where a row needs more of them than the largest.
+        Logits are brought together only where a row needs more of them than its token.
         """
-        if all(row.is_plain for row in asked):
-            with self._recorder.span("linear"):
-                best = self._model.best(hidden)
-            if bool(best.values.isfinite().all()):  # else something is wrong, and all of them say what
-                return self._sampler.greedy(best, asked) if self._is_speaker else ()
         with self._recorder.span("linear"):
             logits = self._model.logits(hidden)
-        return self._sampler.sample(logits, asked) if self._is_speaker else ()
+        best = logits.best()
+        # Where one cannot be used, something is wrong, and all logits say what.
+        if all(row.is_plain for row in asked) and bool(best.values.isfinite().all()):
+            return self._sampler.plain(logits, best, asked)
+        whole = logits.whole()
+        return self._sampler.sample(whole, asked) if self._is_speaker else ()
 
     def _prompt(self, row: Row, mirror: RequestMirror, hidden: Tensor) -> _Scored:
         """Log-probabilities of the prompt's tokens that this row predicts."""
@@ -124,7 +125,8 @@ class Outputs:
         failure = ""
         for start in range(row.start, stop, LOGIT_ROWS):
             at, size = start - row.start, min(LOGIT_ROWS, stop - start)
-            logits = self._model.logits(hidden[at : at + size])  # whatever fails: the others make them
+            part = hidden[at : at + size]
+            logits = self._model.logits(part).whole()  # whatever fails: the others make theirs
             if self._is_speaker and not failure:
                 targets = mirror.tokens.values[start + 1 : start + 1 + size]
                 try:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.layers import best as module
-from kvspan.layers.best import best, best_of_parts
+from kvspan.layers.best import best
+from kvspan.layers.logits import Logits
 from kvspan.native import NativePath
 from kvspan.testing.ranks import run_ranks
 from kvspan.topology import cuts
@@ -44,11 +45,11 @@ def test_ranks_find_together_what_one_finds(size: int) -> None:
     wanted = best(logits)
     for found in run_ranks(
         size,
-        lambda world: best_of_parts(
+        lambda world: Logits(
             logits[:, parts[world.rank].start : parts[world.rank].stop],
             world.group([range(size)]),
             parts,
-        ),
+        ).best(),
     ):
         assert torch.equal(found.values.nan_to_num(7.0), wanted.values.nan_to_num(7.0))
         assert torch.equal(found.tokens[:4], wanted.tokens[:4])

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvspan.errors import OutputError
-from kvspan.layers.best import best
+from kvspan.layers.logits import Logits
 from kvspan.request import SamplingParams
-from kvspan.sampling.logits import NUCLEUS_WIDTH, adjusted, probabilities, token_logprobs
-from kvspan.sampling.sampler import DRAW_ROWS, Sampler, SamplingRow, draw, uniform
+from kvspan.sampling.logits import adjusted, token_logprobs
+from kvspan.sampling.sampler import Sampler, SamplingRow, uniform
 from kvspan.step import Sampled, TokenLogprob
 
 V = 12
@@ -161,20 +161,9 @@ def test_a_row_alone_is_as_in_a_batch(batch: Batch) -> None:
     assert together == alone
 
 
-@settings(max_examples=100, deadline=None)
-@given(batch=batches)
-def test_weights_equal_the_twins(batch: Batch) -> None:
-    drawn = [(x, r) for x, r in batch if r.params.temperature]
-    logits = tensor(drawn).reshape(len(drawn), V)
-    found = probabilities(logits, [r.params for _, r in drawn])
-    for weights, x, (_, r) in zip(found.tolist(), logits.tolist(), drawn, strict=True):
-        assert weights == pytest.approx(naive_weights(x, r.params), rel=1e-12, abs=0)
-
-
 def test_an_empty_batch_gives_nothing() -> None:
     assert Sampler().sample(torch.zeros(0, V), []) == []
     assert Sampler().prompt_logprobs(torch.zeros(0, V), [], 3) == []
-    assert probabilities(torch.zeros(0, V), []).shape == (0, V)
 
 
 # ---- the draw
@@ -227,36 +216,12 @@ def test_the_stream_depends_on_seed_and_position() -> None:
     assert len(set(stream(1))) > 5
 
 
-def test_a_draw_takes_the_first_token_whose_sum_is_more() -> None:
-    weights = torch.tensor([[0.0, 1.0, 0.0, 2.0, 1.0, 0.0]], dtype=torch.float64).expand(6, -1)
-    u = [0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2.0**-53]
-    assert draw(weights, u).tolist() == [1, 1, 3, 3, 4, 4]
-
-
-@settings(deadline=None)
-@given(
-    weights=st.lists(st.floats(0, 1), max_size=20).flatmap(lambda ws: st.permutations([1.0, *ws])),
-    u=st.one_of(st.just(1 - 2.0**-53), st.floats(0, 1, exclude_max=True)),
-)
-def test_a_draw_never_takes_a_token_left_out(weights: list[float], u: float) -> None:
-    token = int(draw(torch.tensor([weights], dtype=torch.float64), [u]))
-    assert weights[token] > 0
-
-
 def test_noise_in_nearly_equal_logits_does_not_exchange_tokens() -> None:
     quiet = torch.zeros(300, 50)
     noise = 1e-5 * torch.randn(300, 50, generator=torch.Generator().manual_seed(1))
     asked = [row(SamplingParams(), position=p) for p in range(300)]
     first, second = Sampler().sample(quiet, asked), Sampler().sample(quiet + noise, asked)
     assert sum(a.token_id != b.token_id for a, b in zip(first, second, strict=True)) <= 2
-
-
-def test_more_rows_than_are_drawn_at_once() -> None:
-    count = 2 * DRAW_ROWS + 3
-    logits = torch.randn(count, 30, generator=torch.Generator().manual_seed(3))
-    asked = [row(SamplingParams(top_p=0.9), position=p) for p in range(count)]
-    wanted = [naive_sample(x, r) for x, r in zip(logits.tolist(), asked, strict=True)]
-    assert [s.token_id for s in Sampler().sample(logits, asked)] == wanted
 
 
 # ---- greedy, filters, ties
@@ -274,18 +239,6 @@ def test_temperature_0_equals_top_k_1(logits: list[float], seed: int) -> None:
     assert sample_one(logits, cold, seed=seed) == sample_one(logits, narrow, seed=seed)
 
 
-def test_top_k_keeps_exactly_k_of_equal_tokens() -> None:
-    weights = probabilities(torch.zeros(1, 6), [SamplingParams(top_k=4)])
-    assert weights.tolist() == [[1, 1, 1, 1, 0, 0]]
-
-
-def test_top_p_is_a_share_of_what_top_k_left() -> None:
-    logits = torch.zeros(1, 8)
-    assert probabilities(logits, [SamplingParams(top_k=4, top_p=0.5)]).tolist() == [[1, 1] + [0] * 6]
-    assert probabilities(logits, [SamplingParams(top_p=0.5)]).tolist() == [[1] * 4 + [0] * 4]
-    assert probabilities(logits, [SamplingParams(top_p=1e-300)]).tolist() == [[1] + [0] * 7]
-
-
 @pytest.mark.parametrize("temperature", [5e-324, 1e-10, 1e300])
 @pytest.mark.parametrize("top_k", [0, 3])
 def test_no_temperature_is_too_extreme(temperature: float, top_k: int) -> None:
@@ -294,22 +247,6 @@ def test_no_temperature_is_too_extreme(temperature: float, top_k: int) -> None:
     chosen = {sample_one(logits, params, position=p).token_id for p in range(50)}
     allowed = {1, 2, 3} if top_k else {0, 1, 2, 3}
     assert chosen == ({1} if temperature < 1 else allowed)
-
-
-def test_a_wide_nucleus_equals_the_twins() -> None:
-    size = 3 * NUCLEUS_WIDTH
-    logits = torch.randn(4, size, generator=torch.Generator().manual_seed(2))
-    asked = [
-        SamplingParams(top_p=0.97),
-        SamplingParams(top_k=NUCLEUS_WIDTH + 100),
-        SamplingParams(top_k=size - 5, top_p=0.99),
-        SamplingParams(top_k=3),
-    ]
-    for weights, x, params in zip(probabilities(logits, asked), logits, asked, strict=True):
-        wanted = torch.tensor(naive_weights(x.tolist(), params), dtype=torch.float64)
-        torch.testing.assert_close(weights, wanted, rtol=1e-12, atol=0)
-        alone = probabilities(x[None], [params])[0]
-        assert torch.equal(weights, alone)
 
 
 # ---- bias, penalties, min_tokens
@@ -442,17 +379,17 @@ def test_unusable_logits_fail_their_row_alone(bad: list[float], words: str, temp
         Sampler().prompt_logprobs(torch.tensor([bad]), [0], 1)
 
 
-def test_plain_rows_get_by_the_largest_logit_what_they_get_of_all() -> None:
-    logits = torch.randn(5, V, generator=torch.Generator().manual_seed(2))
-    rows = [row(SamplingParams(temperature=0.0), request_id=i) for i in range(5)]
+def test_plain_rows_get_of_shared_logits_what_they_get_of_all() -> None:
+    logits = torch.randn(6, V, generator=torch.Generator().manual_seed(2))
+    rows = [row(SamplingParams(temperature=i % 2, top_p=1 - i / 10), request_id=i) for i in range(6)]
     assert all(r.is_plain for r in rows)
-    assert Sampler().greedy(best(logits), rows) == Sampler().sample(logits, rows)
+    shared = Logits.of_one(logits)
+    assert Sampler().plain(shared, shared.best(), rows) == Sampler().sample(logits, rows)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"temperature": 1.0},
         {"logprobs": 0},
         {"min_tokens": 1},
         {"logit_bias": {1: 1.0}},
