@@ -64,7 +64,7 @@ CASES = {
         str(MODELS / "small-mla"),
         32_000,
         ("-tp 1", "-pcp 2", "-pcp 2 -dcp 2", "-tp 2", "-tp 2 -dcp 2"),
-        (2048, 8192),
+        (8192, 32_000),
         "dummy",
     ),
 }
