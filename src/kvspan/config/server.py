@@ -59,6 +59,12 @@ class ServerConfig:
         _SERVER,
         unsaid="the model's",
     )
+    trust_request_chat_template: bool = option(
+        SWITCH,
+        False,
+        "run chat templates that requests bring; they are programs, and may take all time and memory",
+        _SERVER,
+    )
     tool_call_parser: str = option(
         choice("auto", *_STYLES, aliases=_STYLES_ELSEWHERE),
         "auto",

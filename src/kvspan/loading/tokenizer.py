@@ -166,9 +166,18 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, variables=template_kwargs or {}
         )
 
-    def with_chat_template(self, source: str) -> "Tokenizer":
-        """The same tokenizer with another chat template, a Jinja source."""
-        return Tokenizer(self._core, replace(self._files, chat_templates={DEFAULT: source}))
+    def with_chat_template(self, source: str, *, where: str = "chat_template") -> "Tokenizer":
+        """The same tokenizer with another chat template.
+
+        Args:
+            source: Jinja.
+            where: it came from, for errors.
+
+        Raises:
+            ModelError: it is no valid Jinja.
+        """
+        files = replace(self._files, chat_templates={DEFAULT: source}, where=where)
+        return Tokenizer(self._core, files)
 
     @cached_property
     def _added(self) -> frozenset[int]:

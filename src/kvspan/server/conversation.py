@@ -49,7 +49,7 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     Raises:
         RequestError: a message, a tool, a form or a parameter is refused; says why.
     """
-    tokenizer, styles = here.chat_tokenizer, here.styles
+    tokenizer, styles = here.chat_tokenizer(body.chat_template), here.styles
     choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
     if not (choice.forced or here.config.enable_auto_tool_choice):
         choice = replace(choice, callable=False)
@@ -58,7 +58,6 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
         body.messages,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
         tools=body.tools,
         template_kwargs=body.chat_template_kwargs,
     )

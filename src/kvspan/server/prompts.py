@@ -37,7 +37,6 @@ def render(
     *,
     add_generation_prompt: bool,
     continue_final_message: bool = False,
-    chat_template: str | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str:
@@ -48,15 +47,12 @@ def render(
         messages: as clients send them.
         add_generation_prompt: open the assistant's turn.
         continue_final_message: leave the last message open, to be gone on with.
-        chat_template: a Jinja source instead of the model's own.
         tools: that the model may call.
         template_kwargs: more that the template may look at.
 
     Raises:
         RequestError: a message is not one that models here read.
     """
-    if chat_template is not None:
-        tokenizer = tokenizer.with_chat_template(chat_template)
     plain = [_plain(message, i) for i, message in enumerate(messages)]
     text = tokenizer.apply_chat_template(
         plain,

@@ -20,6 +20,7 @@ from kvspan.config.server import ServerConfig
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.messages import Ready
 from kvspan.errors import ConfigError
+from kvspan.loading.tokenizer import Tokenizer
 from kvspan.server.app import create_app
 from kvspan.server.http import TimedProtocol
 from kvspan.server.served import Served, all_names
@@ -82,12 +83,16 @@ async def _serve(
     )
     try:
         ready = await llm.start(chosen)
+        tokenizer = llm.tokenizer
+        if tokenizer is not None and template is not None:
+            where = f"--chat-template {config.chat_template}"
+            tokenizer = tokenizer.with_chat_template(template, where=where)
         served = Served(
             llm=llm,
             names=all_names(engine.model, config.served_model_name),
             config=config,
-            styles=_styles(llm, config, template),
-            chat_template=template,
+            styles=_styles(llm, config, tokenizer),
+            tokenizer=tokenizer,
         )
         server = DrainingServer(served)
         sock.listen(server.config.backlog)
@@ -163,12 +168,11 @@ class DrainingServer(uvicorn.Server):
         self.should_exit = True
 
 
-def _styles(llm: AsyncLLM, config: ServerConfig, template: str | None) -> Styles:
-    own = llm.tokenizer.chat_template_source if llm.tokenizer else ""
+def _styles(llm: AsyncLLM, config: ServerConfig, tokenizer: Tokenizer | None) -> Styles:
     return Styles.of(
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
-        chat_template=own if template is None else template,
+        chat_template=tokenizer.chat_template_source if tokenizer else "",
         architecture=llm.resolved.model_config.architecture,
     )
 

@@ -27,7 +27,7 @@ class Served:
         names: by which clients call the model; the first is the one that replies carry.
         config: of the server.
         styles: how the model writes its calls and its thoughts.
-        chat_template: a Jinja source instead of the model's own.
+        tokenizer: the model's, with the chat template that the server writes by; None = it has none.
         created_s: when it was started, in Unix time.
         draining: whether new requests are refused, since the server is about to end.
     """
@@ -36,21 +36,26 @@ class Served:
     names: tuple[str, ...]
     config: ServerConfig
     styles: Styles
-    chat_template: str | None = None
+    tokenizer: Tokenizer | None
     created_s: int = field(default_factory=lambda: int(unix_s()))
     draining: bool = False
 
-    @property
-    def chat_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer with the server's chat template.
+    def chat_tokenizer(self, template: str | None) -> Tokenizer:
+        """What writes conversations, and cuts them into tokens.
+
+        Args:
+            template: a Jinja source that a request brings; None = the server's.
 
         Raises:
-            RequestError: it has none.
+            RequestError: the model has none, or no templates are taken from requests.
         """
-        tokenizer = self.llm.get_tokenizer()
-        if self.chat_template is not None:
-            return tokenizer.with_chat_template(self.chat_template)
-        return tokenizer
+        if template is not None and not self.config.trust_request_chat_template:
+            raise RequestError(
+                "chat_template is a program, and this server runs none that requests bring: leave it "
+                "out, or start the server with --trust-request-chat-template or --chat-template FILE."
+            )
+        tokenizer = self.tokenizer or self.llm.get_tokenizer()
+        return tokenizer if template is None else tokenizer.with_chat_template(template)
 
     @property
     def default_sampling(self) -> Mapping[str, Any]:

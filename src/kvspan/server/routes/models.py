@@ -64,14 +64,13 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Tokens of a prompt or of a conversation."""
     here = served(request)
     here.model_name(body.model)
-    tokenizer = here.chat_tokenizer
+    tokenizer = here.chat_tokenizer(body.chat_template)
     if body.messages is not None:
         text = render(
             tokenizer,
             body.messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            chat_template=body.chat_template,
             tools=body.tools,
             template_kwargs=body.chat_template_kwargs,
         )
