@@ -82,6 +82,27 @@ def test_a_body_that_cannot_be_read_is_told_why(
     assert (reply.json().get("type") == "error") == (path == "/v1/messages")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("completions", {"prompt": "x", "temprature": 1}, "did you mean temperature?"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content has a part of type 'text' without text.",
+        ),
+    ],
+    ids=["field", "part"],
+)
+def test_sentences_end_once_and_blame_what_is_wrong(
+    server: Running, path: str, body: dict[str, object], said: str
+) -> None:
+    with server.http as client:
+        reply = client.post(f"/v1/{path}", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"].endswith(said)
+
+
 def test_more_outputs_than_could_ever_wait_are_no_matter_of_time(guarded: Running) -> None:
     body = {"prompt": ["a", "b", "c"], "n": 3}
     with guarded.http as client:

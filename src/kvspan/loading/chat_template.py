@@ -75,7 +75,8 @@ class ChatTemplate:
         try:
             return template.render(seen)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise RequestError(f"The model's chat template refuses the messages: {error}.") from error
+            why = str(error).removesuffix(".")
+            raise RequestError(f"The model's chat template refuses the messages: {why}.") from error
 
     def _choose(self, *, with_tools: bool) -> str:
         if with_tools and WITH_TOOLS in self._templates:

@@ -157,7 +157,8 @@ def complaint(error: RequestValidationError) -> Complaint:
         message = first.get("ctx", {}).get("error", message)
         return Complaint(400, f"The body is no valid JSON: {message}.")
     if not where:
-        return Complaint(400, f"The request is refused: {message}.")
+        end = "" if message.endswith("?") else "."
+        return Complaint(400, f"The request is refused: {message}{end}")
     return Complaint(400, f"{'.'.join(where)}: {message}.", where[0])
 
 

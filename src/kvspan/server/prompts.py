@@ -89,10 +89,12 @@ def _text(content: object, where: str) -> str | None:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text", "refusal") or not isinstance(text, str):
+        if kind not in ("text", "input_text", "output_text", "refusal"):
             raise RequestError(
                 f"{where}.content has a part of type {kind!r}; models here read text only."
             )
+        if not isinstance(text, str):
+            raise RequestError(f"{where}.content has a part of type {kind!r} without text.")
         texts.append(text)
     return "\n".join(texts)
 
