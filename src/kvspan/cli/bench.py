@@ -16,7 +16,9 @@ SUBJECTS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's subjects and their arguments."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    subjects = parser.add_subparsers(
+        dest="subject", required=True, metavar="SUBJECT", prog="kvspan bench"
+    )
     for name, what in SUBJECTS.items():
         usage = f"kvspan bench {name} [options]"
         subject = subjects.add_parser(name, help=what, description=f"{what}.", usage=usage)

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,12 @@ from rich.table import Table
 
 from kvspan.bench.contender import Case
 from kvspan.bench.decode import Decoded, Plan, measure
-from kvspan.cli.flags import FlagParser, add_engine_flags, engine_config
+from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
+from kvspan.report.page import check_places, write_text
 
 _WIDTH = 110
 """Columns that the table needs, whatever a pipe is taken to have."""
@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, value in (("--steps", arguments.steps), ("--rounds", arguments.rounds)):
         if value < 1:
             raise ConfigError(f"{flag} {value} is too small: 1 or more.")
+    check_places(Path(arguments.json or "-"))
     plan = Plan(_cases(arguments), arguments.steps, arguments.rounds, arguments.breakdown)
     quiet = stderr_console()
     results = []
@@ -67,15 +68,9 @@ def run(arguments: argparse.Namespace) -> int:
         _print(console, decoded)
     if arguments.json is not None:
         found = {"cores": len(os.sched_getaffinity(0)), "steps": plan.num_steps, "results": results}
-        _write(arguments.json, msgspec.json.encode(found).decode() + "\n")
+        text = msgspec.json.encode(found).decode() + "\n"
+        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
     return 0
-
-
-def _write(where: str, text: str) -> None:
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text)
 
 
 def _cases(arguments: argparse.Namespace) -> tuple[Case, ...]:
@@ -83,10 +78,12 @@ def _cases(arguments: argparse.Namespace) -> tuple[Case, ...]:
         contexts = _counts("--context", arguments.context, least=2)
         batches = _counts("--batch", arguments.batch, least=1)
         return tuple(Case(context, batch) for context in contexts for batch in batches)
-    pairs = [pair.partition(":") for pair in arguments.cases.split(",")]
+    pairs = [pair.split(":") for pair in arguments.cases.split(",")]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ConfigError(f"--cases {arguments.cases} is no list of CONTEXT:BATCH such as 512:8,32k:4.")
     return tuple(
         Case(*_counts("--cases", context, least=2), *_counts("--cases", batch, least=1))
-        for context, _, batch in pairs
+        for context, batch in pairs
     )
 
 
@@ -102,23 +99,12 @@ def _counts(flag: str, text: str, *, least: int) -> list[int]:
 
 def _layouts(arguments: argparse.Namespace, plan: Plan) -> list[tuple[str, EngineConfig]]:
     """Names and options: those of the command line, and over them those of each layout."""
-    parser = FlagParser(prog="kvspan bench decode --layout", add_help=False)
-    add_engine_flags(parser)
-    common = vars(arguments)
-    return [
-        (
-            text,
-            engine_config(
-                argparse.Namespace(**{**common, **_typed(parser, text)}), defaults=plan.options
-            ),
-        )
-        for text in arguments.layout or [""]
-    ]
-
-
-def _typed(parser: FlagParser, text: str) -> dict[str, object]:
-    typed = vars(parser.parse_args(shlex.split(text)))
-    return {name: value for name, value in typed.items() if value is not None}
+    common, found = vars(arguments), []
+    for text in arguments.layout or [""]:
+        own = layout_flags(text, command="kvspan bench decode")
+        asked = argparse.Namespace(**{**common, **own})
+        found.append((text, engine_config(asked, defaults=plan.options)))
+    return found
 
 
 def _print(console: Console, decoded: Sequence[Decoded]) -> None:

@@ -17,12 +17,12 @@ from kvspan.bench.elastic_report import (
     traffic_table,
     verdicts,
 )
-from kvspan.cli.flags import FlagParser, add_engine_flags, asked_of
+from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
-from kvspan.report.page import write_text
+from kvspan.report.page import check_places, write_text
 from kvspan.report.plots import save
 from kvspan.trace.synth import PROFILES
 
@@ -78,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
     plan = _plan(arguments)
+    check_places(Path(arguments.json or "-"), arguments.html, arguments.svg)
     quiet = stderr_console()
     console = Console(highlight=False, quiet=arguments.json == "-")
     console.width = max(console.width, _WIDTH)
@@ -94,14 +95,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Every layout over every transport."""
-    parser = FlagParser(prog="kvspan bench elastic --layout", add_help=False)
-    add_engine_flags(parser)
     typed = vars(arguments)
     comms = str(arguments.over or typed.get("comm", "auto")).split(",")
     found = []
     for text in arguments.layout or [_LAYOUT]:
-        flags = vars(parser.parse_args(shlex.split(text)))
-        own = {name: value for name, value in flags.items() if value is not None}
+        own = layout_flags(text, command="kvspan bench elastic")
         common = asked_of(argparse.Namespace(**{**typed, **own}), ENGINE_OPTIONS)
         found += [(text, {"num_threads": 1, **common, "comm": comm}) for comm in comms]
     return found
@@ -115,6 +113,8 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         ("--concurrency", arguments.concurrency, 1),
         ("--rounds", arguments.rounds, 1),
         ("--cache-tokens", arguments.cache_tokens, 1),
+        ("--scale", arguments.scale, 1),
+        ("--output-scale", arguments.output_scale, 1),
     ):
         if value is not None and value < least:
             raise ConfigError(f"{flag} {value} is too small: {least} or more.")

@@ -14,6 +14,9 @@ from kvspan.comm.shm import refusal
 from kvspan.config.sizes import format_bytes
 from kvspan.errors import ConfigError
 
+MAX_RANKS = 64
+"""Each is a process; what does not fit a host's memory would end it, and not be refused."""
+
 SIZES_BYTES = tuple(1 << shift for shift in range(10, 21, 2))
 
 
@@ -29,6 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, value, least in (("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1)):
         if value < least:
             raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    if arguments.ranks > MAX_RANKS:
+        raise ConfigError(f"--ranks {arguments.ranks} is too many: {MAX_RANKS} or fewer.")
     if (why := refusal()) is not None:
         raise ConfigError(f"There is nothing to compare gloo with: {why}.")
     timings = measure(arguments.ranks, SIZES_BYTES, arguments.rounds)

@@ -29,7 +29,7 @@ from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.engine.build import make_executor, resolve_engine
 from kvspan.engine.core import EngineCore
 from kvspan.errors import ConfigError
-from kvspan.report.page import write_text
+from kvspan.report.page import check_places, write_text
 from kvspan.trace.mooncake import read_trace
 from kvspan.trace.row import Trace
 
@@ -91,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject; what was measured before a Ctrl-C is reported, too."""
     _check(arguments)
+    check_places(Path(arguments.json or "-"), arguments.csv, arguments.html, arguments.profile)
     trace = read_trace(arguments.trace, read_options(arguments))
     trace = Trace(trace.rows[: arguments.rows], trace.block_tokens)
     observed, num_ranks = (_over_http if arguments.url else _in_process)(arguments, trace)

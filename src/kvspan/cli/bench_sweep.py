@@ -11,7 +11,7 @@ from rich.console import Console
 from kvspan.bench.offline import Told
 from kvspan.bench.sweep import Layout, SweepPlan, run_sweep
 from kvspan.bench.sweep_report import pareto_plot, sweep_csv, sweep_page, sweep_table
-from kvspan.cli.flags import FlagParser, add_engine_flags, engine_config
+from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.config.engine import EngineConfig
@@ -103,9 +103,10 @@ def _users(text: str) -> list[int]:
 
 def _layouts(arguments: argparse.Namespace, console: Console) -> list[Layout]:
     if arguments.layout:
-        parser = FlagParser(prog="kvspan bench sweep --layout", add_help=False)
-        add_engine_flags(parser)
-        return [Layout(text, _config(arguments, _typed(parser, text))) for text in arguments.layout]
+        return [
+            Layout(text, _config(arguments, layout_flags(text, command="kvspan bench sweep")))
+            for text in arguments.layout
+        ]
     found, tp_size = [], engine_config(arguments).tensor_parallel_size
     for dcp_size in (2**power for power in range(tp_size.bit_length())):
         name = f"-tp {tp_size} -dcp {dcp_size}"
@@ -121,8 +122,3 @@ def _layouts(arguments: argparse.Namespace, console: Console) -> list[Layout]:
 
 def _config(arguments: argparse.Namespace, changes: dict[str, Any]) -> EngineConfig:
     return engine_config(argparse.Namespace(**{**vars(arguments), **changes}))
-
-
-def _typed(parser: FlagParser, text: str) -> dict[str, Any]:
-    typed = vars(parser.parse_args(shlex.split(text)))
-    return {name: value for name, value in typed.items() if value is not None}

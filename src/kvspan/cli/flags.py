@@ -5,6 +5,7 @@ the readers of `config.options` see what they would see in a file, and typed fla
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -108,6 +109,26 @@ def asked_of(
     file = read_yaml(typed["config"]) if typed["config"] is not None else {}
     found = {**canonical(file, [*table, *beside]), **typed}
     return {option.name: found[option.name] for option in table if option.name in found}
+
+
+def layout_flags(text: str, *, command: str) -> dict[str, Any]:
+    """What the text of a `--layout` asks, by name of the option.
+
+    Args:
+        text: flags of an engine, as a shell reads them: "-tp 2 -dcp 2".
+        command: whose help tells of them.
+
+    Raises:
+        ConfigError: a flag is unknown or lacks its value, or a quotation is left open.
+    """
+    parser = FlagParser(prog=command, add_help=False)
+    add_engine_flags(parser)
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"--layout {text} cannot be read: {str(error).lower()}.") from None
+    typed = vars(parser.parse_args(words))
+    return {name: value for name, value in typed.items() if value is not None}
 
 
 def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:

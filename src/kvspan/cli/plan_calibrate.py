@@ -8,6 +8,7 @@ from kvspan.bench.calibrate import as_toml, calibrate
 from kvspan.cli.startup import stderr_console
 from kvspan.comm.shm import refusal
 from kvspan.errors import ConfigError
+from kvspan.report.page import check_places, write_text
 
 MAX_RANKS = 64
 
@@ -20,6 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--name {arguments.name} is no name: letters, digits, dots and dashes.")
     if (why := refusal()) is not None:
         raise ConfigError(f"Ranks of this host cannot meet: {why}.")
+    check_places(arguments.write)
     console = stderr_console()
     device = calibrate(
         arguments.name,
@@ -30,10 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.write is None:
         sys.stdout.write(row)
         return 0
-    try:
-        arguments.write.write_text(row, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--write {arguments.write} cannot be written: {error.strerror}.") from None
+    write_text(row, arguments.write)
     console.print(
         f"{arguments.write}: use it with --facts {arguments.write} --hardware {arguments.name}",
         markup=False,

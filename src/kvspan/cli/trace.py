@@ -22,7 +22,9 @@ _SCALE_HELP = "divide lengths and --trace-block-size by this, which must divide 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's subjects and their arguments."""
-    subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    subjects = parser.add_subparsers(
+        dest="subject", required=True, metavar="SUBJECT", prog="kvspan trace"
+    )
     for name, what, add in (
         ("stats", "lengths, and how much of the prompts a prefix cache could find", _add_stats),
         ("synth", "make a trace with the statistics of observed ones", _add_synth),

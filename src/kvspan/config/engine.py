@@ -206,14 +206,14 @@ class EngineConfig:
         "of cached keys and values; auto is --dtype, 8 bits nearly double what the cache holds",
         _CACHE,
     )
+    enable_prefix_caching: bool = option(SWITCH, True, "reuse the KV of common prefixes", _CACHE)
+
     max_logprobs: int = option(
         whole(-1),
         20,
         "log-probabilities that a request may ask for at each position; -1 is no limit",
         _SCHEDULING,
     )
-    enable_prefix_caching: bool = option(SWITCH, True, "reuse the KV of common prefixes", _CACHE)
-
     max_num_batched_tokens: int | None = option(
         TOKENS, None, "tokens of a step at the most", _SCHEDULING
     )

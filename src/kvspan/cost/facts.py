@@ -187,7 +187,7 @@ def find_device(name: str, devices: Mapping[str, Device]) -> Device:
     by_lower = {known.lower(): device for known, device in devices.items()}
     if (device := by_lower.get(name.lower())) is not None:
         return device
-    near = get_close_matches(name.lower(), by_lower, n=3, cutoff=0.3)
+    near = get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)
     near += [known for known in by_lower if name and name.lower() in known and known not in near]
     listed = ", ".join(by_lower[n].name for n in near) or ", ".join(devices)
     hint = "the nearest are" if near else "there are"

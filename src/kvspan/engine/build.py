@@ -47,15 +47,24 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
         ModelError: model or tokenizer cannot be found or read.
         ConfigError: it cannot run as asked.
     """
+    refuse_replicas(asked)
+    resolved, tokenizer = resolve_engine(asked)
+    told(resolved)
+    grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
+    return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
+
+
+def refuse_replicas(asked: EngineConfig) -> None:
+    """Refuses replicas where there is one engine.
+
+    Raises:
+        ConfigError: more than one was asked for.
+    """
     if asked.data_parallel_size > 1:
         raise ConfigError(
             f"--data-parallel-size {asked.data_parallel_size}: replicas stand behind a server; use "
             "`kvspan serve` or AsyncLLM, or leave it out."
         )
-    resolved, tokenizer = resolve_engine(asked)
-    told(resolved)
-    grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
-    return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
 
 
 def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:

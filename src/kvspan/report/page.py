@@ -71,6 +71,22 @@ def page(title: str, parts: Sequence[Part]) -> str:
     )
 
 
+def check_places(*paths: Path | None) -> None:
+    """Refuses files that cannot be written, before minutes go into what would stand in them.
+
+    Args:
+        paths: of files; None = none is wanted.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(
+                f"The report {path} cannot be written: there is no directory {path.parent}."
+            )
+
+
 def write_text(text: str, path: Path) -> None:
     """Writes a report's file.
 

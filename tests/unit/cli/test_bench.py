@@ -30,7 +30,11 @@ def test_exchange_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [(["--ranks", "1"], "--ranks 1 is too small: 2"), (["--rounds", "0"], "--rounds 0 is too small: 1")],
+    [
+        (["--ranks", "1"], "--ranks 1 is too small: 2"),
+        (["--ranks", "65"], "--ranks 65 is too many: 64"),
+        (["--rounds", "0"], "--rounds 0 is too small: 1"),
+    ],
 )
 def test_exchange_refuses(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "exchange", *flags]) == 2
