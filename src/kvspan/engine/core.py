@@ -363,6 +363,7 @@ class EngineCore:
         admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
         travelled = self._travel.of(scheduled.step.rows, self._pools_of)
+        has_met = scheduled.num_spread > 0 or travelled.num_met > 0
         old = self.stats
         self.stats = EngineStats(
             steps=old.steps + 1,
@@ -375,7 +376,7 @@ class EngineCore:
             kv_gather_bytes=old.kv_gather_bytes + travelled.key_bytes,
             q_gathers=old.q_gathers + travelled.num_queries,
             q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
-            exchange_steps=old.exchange_steps + (scheduled.num_spread > 0),
+            exchange_steps=old.exchange_steps + has_met,
             spills=self._spills_before + self._cache.num_spills,
         )
 

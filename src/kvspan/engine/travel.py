@@ -1,4 +1,4 @@
-"""What travels for the cached context of prompts: counted as ranks decide it, from the same numbers.
+"""What travels for prompts: counted as ranks decide it, from the same numbers.
 
 Knows rows, where their requests lie, and bytes. Knows no tensors, and decides nothing.
 """
@@ -17,15 +17,17 @@ from kvspan.worker.share import homes_of
 
 @dataclass(frozen=True, slots=True)
 class Travelled:
-    """What travelled for cached context in a step.
+    """What travelled for pieces of prompts in a step.
 
     Args:
+        num_met: rows for which ranks met in attention.
         num_keys: rows whose context came to them.
         key_bytes: that a rank sent for that, over all layers.
         num_queries: rows that went to their context.
         query_bytes: that a rank sent for that.
     """
 
+    num_met: int = 0
     num_keys: int = 0
     key_bytes: int = 0
     num_queries: int = 0
@@ -55,24 +57,26 @@ class ContextTravel:
         self._token_bytes = model.num_layers * bytes_of_token(model, topology, size)
 
     def of(self, rows: Sequence[Row], pools_of: Callable[[int], Collection[int]]) -> Travelled:
-        """What travelled for those rows that are pieces of prompts with something before them.
+        """What travelled for those rows that are pieces of prompts.
 
         Args:
             rows: of the step.
             pools_of: a request -> the pools that have any of its units.
         """
-        pieces = [r for r in rows if r.num_tokens > 1 and r.start]
+        pieces = [row for row in rows if row.num_tokens > 1]
         if not pieces or self._resolved.dcp_size == 1:  # a rank has its sequences whole
             return Travelled()
         pieces = self._away(pieces, [pools_of(row.request_id) for row in pieces])
         num_rows = np.array([row.num_tokens for row in pieces], np.int64)
         num_cached = np.array([row.start for row in pieces], np.int64)
-        keys = self._rule.gathers(num_rows, num_cached)
+        keys, is_fresh = self._rule.gathers(num_rows, num_cached), num_cached == 0
+        came, went = keys & ~is_fresh, ~keys & ~is_fresh
         return Travelled(
-            num_keys=int(keys.sum()),
-            key_bytes=int(num_cached[keys].sum()) * self._token_bytes,
-            num_queries=int((~keys).sum()),
-            query_bytes=int(num_rows[~keys].sum()) * self._row_bytes,
+            num_met=int((~(keys & is_fresh)).sum()),  # fresh keys are there already
+            num_keys=int(came.sum()),
+            key_bytes=int(num_cached[came].sum()) * self._token_bytes,
+            num_queries=int(went.sum()),
+            query_bytes=int(num_rows[went].sum()) * self._row_bytes,
         )
 
     def _away(self, rows: Sequence[Row], pools: Sequence[Collection[int]]) -> list[Row]:

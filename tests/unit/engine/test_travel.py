@@ -13,8 +13,14 @@ from kvspan.step import Row
 from kvspan.testing.tiny import TINY
 
 
-def resolved(directory: Path, strategy: str, **asked: object) -> Resolved:
-    (directory / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
+CUT_HEADS = TINY["llama-gqa-9x3"] | {"head_dim": 16}
+"""Of 9 heads of 16 each of 2 ranks has 72 columns, so that one is cut."""
+
+
+def resolved(
+    directory: Path, strategy: str, *, model: object = TINY["llama-gqa"], **asked: object
+) -> Resolved:
+    (directory / "config.json").write_text(json.dumps(model))
     layout = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "dtype": "float32", **asked}
     options = {"model": str(directory), "load_format": "dummy", "prefill_strategy": strategy, **layout}
     return resolve_engine(EngineConfig.from_mapping(options))[0]
@@ -59,6 +65,26 @@ def test_what_lies_at_a_home_travels_only_for_rows_that_are_too_much_for_it(tmp_
     assert travel.of([short], lambda _: {1}) == Travelled()
     assert travel.of([short], on_all_pools).num_queries == 1
     assert travel.of([short, long], lambda _: {1}) == travel.of([long], on_all_pools)
+
+
+def test_ranks_meet_for_pieces_that_are_too_much_for_a_home_unless_their_keys_are_all_fresh(
+    tmp_path: Path,
+) -> None:
+    """3,000 rows are over 4 million pairs."""
+    elastic = {"dcp_mode": "elastic", "dcp_span_threshold": 1 << 16}
+    whole = ContextTravel(resolved(tmp_path, "auto", **elastic))
+    cut = ContextTravel(resolved(tmp_path, "auto", model=CUT_HEADS, **elastic))
+
+    def met(travel: ContextTravel, *rows: Row, pools: frozenset[int] = frozenset({1})) -> int:
+        return travel.of(rows, lambda _: pools).num_met
+
+    decode, short, long, further = row(0, 3000, 1), row(1, 0, 500), row(2, 0, 3000), row(2, 3000, 900)
+    assert met(whole, decode, short, long) == 0
+    assert met(whole, decode, short, further) == 1
+    assert (met(cut, decode, short), met(cut, long)) == (0, 1)
+    everywhere = frozenset({0, 1})
+    assert met(cut, short, long, pools=everywhere) == 2
+    assert met(whole, further, pools=everywhere) == 1
 
 
 def _token_bytes(runs: Resolved) -> int:
