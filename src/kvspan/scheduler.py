@@ -36,7 +36,7 @@ class SchedulerConfig:
         max_model_len: tokens of a request, output included.
         enable_chunked_prefill: whether a prompt may be computed in several steps.
         spread_every: rows for which ranks have to meet run in every so many steps, while others are
-            there to run in between; 1 = in each.
+            there to run in between and nobody waits for room; 1 = in each.
 
     Raises:
         ConfigError: a step could not hold a token of each request, or a whole prompt where it must.
@@ -282,8 +282,11 @@ class Scheduler:
         return Step(self._next_step_id, new, rows, tuple(self._ended))
 
     def _in_turn(self) -> list[SequenceState]:
-        """Who runs in this step: everybody, or those for whom ranks need not meet."""
-        if self._next_step_id % self._config.spread_every == 0:
+        """Who runs in this step: everybody, or those for whom ranks need not meet.
+
+        Spread requests hold most of the room, so while somebody waits for it none of them is held up.
+        """
+        if self._waiting or self._next_step_id % self._config.spread_every == 0:
             return self._running
         local = [state for state in self._running if not self._is_spread(state.request_id)]
         return local or self._running

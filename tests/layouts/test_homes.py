@@ -88,6 +88,28 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
             assert all(of_rank == ops[0] for of_rank in ops)
 
 
+@pytest.mark.parametrize("chunk", [10_000, 17])
+@pytest.mark.parametrize("alone_tokens", [10_000, 10])
+@pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
+def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
+    name: str, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
+) -> None:
+    """Where others are spread, and where they meet for the prompt's sake; its keys stay at the home."""
+    sequences = [tokens(n, seed=i) for i, n in enumerate(LENGTHS)]
+    case = ForwardCase(
+        topology=Topology(pcp_size=2, dcp_size=2),
+        random_pools=True,
+        alone_tokens=alone_tokens,
+        least_tokens_to_split=4,
+        chunk=chunk,
+    )
+    checkpoint = resolve(str(checkpoints[name]))
+    result = forward(checkpoint, sequences, case)
+    wanted = forward(checkpoint, sequences, ForwardCase())
+    for got, alone in zip(result.logits, wanted.logits, strict=True):
+        assert_within(got.log_softmax(-1), alone.log_softmax(-1), "logprobs", torch.float32)
+
+
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
 def test_local_rows_make_no_collective_of_their_group(name: str, checkpoints: dict[str, Path]) -> None:
     """Sequences of a block each: what is left are the sums of tensor parallelism, as many as ever."""

@@ -336,6 +336,17 @@ def test_rows_for_which_ranks_meet_go_together_in_every_third_step() -> None:
     assert not bench.states
 
 
+def test_rows_for_which_ranks_meet_are_not_held_up_while_somebody_waits_for_room() -> None:
+    layout = layout_of(block_size=16, dcp_size=2)
+    bench = Bench(layout, blocks_per_pool=6, most_local_units=2, spread_every=3)
+    spread, local = bench.add([i % 5 for i in range(90)], new=6), bench.add(range(6), new=12)
+    waiting = bench.add([i % 7 for i in range(90)], new=2)
+    for _ in range(6):
+        ran = [row.request_id for row in bench.step().step.rows]
+        assert ran == [spread.request_id, local.request_id]
+    assert waiting.allocation is None
+
+
 def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
     bench = Bench(layout_of(block_size=16, dcp_size=2), blocks_per_pool=256)
     long = bench.add([i % 11 for i in range(3000)])

@@ -101,7 +101,7 @@ class Fleet:
                 shared.is_broken = True  # or the others would wait for its answers
                 raise
 
-        return together(self._each(one), users=users)
+        return together(self._each(one))
 
     def shutdown(self) -> None:
         """Ends all engines."""
@@ -194,23 +194,23 @@ class View:
             self.shared.schedule.ended(index, now_s)
 
 
-def together(observed: Sequence[Observed], *, users: int) -> Observed:
+def together(observed: Sequence[Observed]) -> Observed:
     """What several engines did side by side, as one run.
+
+    It counts from its beginning: traces are short here, and between the first answers and the last
+    questions there would be other requests with one rival than with another.
 
     Args:
         observed: of each, from the same moment on.
-        users: of the closed loop.
     """
     records: list[Record] = sorted(
         (record for each in observed for record in each.records), key=lambda r: r.sent_s
     )
-    ends = sorted(r.end_s for r in records if r.end_s is not None)
     drained = [each.drained_s for each in observed if each.drained_s is not None]
     return Observed(
         records=records,
         samples=sorted((s for each in observed for s in each.samples), key=lambda s: s.start_s),
         preemptions=sum(each.preemptions or 0 for each in observed),
-        filled_s=ends[users - 1] if 0 < users <= len(ends) else None,
         drained_s=min(drained, default=None),
         started_s=min(each.started_s for each in observed),
         end_s=max(each.end_s for each in observed),

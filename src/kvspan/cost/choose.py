@@ -19,7 +19,7 @@ from kvspan.cost.exchanges import choose_exchange, choose_queries
 from kvspan.cost.facts import Device
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
-from kvspan.cost.span import STATIC, choose_span, choose_spread_every, queries_at_home
+from kvspan.cost.span import STATIC, choose_alone, choose_span, choose_spread_every, queries_at_home
 from kvspan.cost.timed import Timed
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
@@ -97,6 +97,7 @@ def resolve(
         prefill_strategy=chosen.prefill_strategy.value,
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         split_tokens=chosen.split_tokens.value,
+        alone_tokens=chosen.alone_tokens.value,
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
@@ -126,6 +127,7 @@ class _Choices:
     spread_every: Choice[int]
     prefill_strategy: Choice[str]
     split_tokens: Choice[int]
+    alone_tokens: Choice[int]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -193,6 +195,7 @@ def _choose(
         split_tokens=choose_split(
             topology.pcp_size, None if timed is None else timed.device.rates_of(topology.world_size)
         ),
+        alone_tokens=choose_alone(asked, model, topology, comm=comm.value, device=device.value),
         device=device,
         comm=comm,
         dtype=dtype,

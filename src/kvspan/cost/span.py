@@ -6,10 +6,13 @@ The threshold is where both weigh the same:
     tokens * kv_bytes_per_token_and_layer * (1 - 1/W) / bandwidth = seconds of an exchange
 """
 
+import math
+
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig
 from kvspan.config.sizes import format_bytes
 from kvspan.cost.choice import Choice
+from kvspan.cost.latents import NEVER
 from kvspan.cost.memory import kv_bytes_per_local_token
 from kvspan.cost.timed import Timed
 from kvspan.cost.weights import active_params, copies_at_home
@@ -23,6 +26,10 @@ EXCHANGE_S = {"shm": 12e-6, "gloo": 1e-3, "nccl": 20e-6}
 NCCL on NVLink about what `data/hardware.json` has for small collectives."""
 MOST_WAIT = 0.5
 """Of the time of a step with an exchange, that spread rows may wait for steps without one."""
+MOST_PAUSE_S = 0.2
+"""That other rows of a step may wait, at a coordinate that is no part of a prompt, before it helps."""
+MULTIPLIED_FLOPS = {"cpu": 170e9, "cuda": 690e12}
+"""Of bf16 in a second: one core of docs/results/cpu.md, 0.7 of an H100's data sheet."""
 BANDWIDTH_BYTES_S = {"cpu": 24e9, "cuda": 3.35e12}
 """Bytes a rank reads in a second: one core of docs/results/cpu.md, an H100 by its data sheet."""
 
@@ -106,6 +113,36 @@ def choose_spread_every(
         every,
         f"a step that reads all weights takes about {plain_s * 1e3:.1f} ms, and {met_s * 1e3:.1f} ms "
         f"with an exchange over {comm} in each layer.",
+    )
+
+
+def choose_alone(
+    asked: EngineConfig, model: ModelConfig, topology: Topology, *, comm: str, device: str
+) -> Choice[int]:
+    """New tokens of a prompt from which on PCP coordinates share it out, though one has all its keys.
+
+    A step takes as long as its busiest coordinate needs, so a prompt that its home computes alone keeps
+    the rows of all others waiting:
+
+        tokens * seconds of a token * (1 - 1/P) = the most that they wait, at least what a meeting takes
+
+    Args:
+        asked: options.
+        model: sizes.
+        topology: a legal layout.
+        comm: transport of collectives.
+        device: `cpu` or `cuda`.
+    """
+    p = topology.pcp_size
+    if asked.dcp_mode == STATIC or p == 1:
+        return Choice(NEVER)
+    token_s = 2 * active_params(model) / topology.tp_size / MULTIPLIED_FLOPS[device]
+    meeting_s = 2 * model.num_layers * EXCHANGE_S[comm]
+    tokens = math.ceil(max(MOST_PAUSE_S, meeting_s) / (token_s * (1 - 1 / p)))
+    return Choice(
+        tokens,
+        f"a prompt of {tokens:,} tokens takes one of {p} coordinates about {tokens * token_s:.1f} s, "
+        "for which the others wait.",
     )
 
 

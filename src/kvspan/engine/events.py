@@ -52,8 +52,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         kv_gather_bytes: that a rank sent for that, over all layers.
         q_gathers: pieces of prompts that went to their cached context, as queries.
         q_gather_bytes: that a rank sent for that, their partial results included.
-        exchange_steps: steps in which ranks met in attention: with a row of a request that lies on several
-            of them, or a piece of a prompt that was too much for its home.
+        exchange_steps: steps in which ranks met in attention: with a row of a request that lies on
+            several of them, or a piece of a prompt that was too much for its home.
         spills: requests that left their home before they were long, because it was full.
     """
 

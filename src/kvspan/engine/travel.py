@@ -12,7 +12,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.prefill import PrefillRule, bytes_of_row, bytes_of_token
 from kvspan.step import Row
-from kvspan.worker.share import homes_of
+from kvspan.worker.share import Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class ContextTravel:
             replicate_q=resolved.replicate_q,
             dtype_bytes=size,
         )
+        self._homes = Homes.of(resolved, self._rule)
         row = bytes_of_row(model, topology, resolved.exchange, resolved.replicate_q, size)
         self._row_bytes = model.num_layers * row
         self._token_bytes = model.num_layers * bytes_of_token(model, topology, size)
@@ -63,30 +64,22 @@ class ContextTravel:
             rows: of the step.
             pools_of: a request -> the pools that have any of its units.
         """
-        pieces = [row for row in rows if row.num_tokens > 1]
-        if not pieces or self._resolved.dcp_size == 1:  # a rank has its sequences whole
-            return Travelled()
-        pieces = self._away(pieces, [pools_of(row.request_id) for row in pieces])
+        if self._resolved.dcp_size == 1 or all(row.num_tokens == 1 for row in rows):
+            return Travelled()  # a rank has its sequences whole, or nothing is of a prompt
+        homes = self._homes.of_rows(rows, [pools_of(row.request_id) for row in rows])
+        pieces = [
+            row for row, home in zip(rows, homes, strict=True) if home is None and row.num_tokens > 1
+        ]
         num_rows = np.array([row.num_tokens for row in pieces], np.int64)
         num_cached = np.array([row.start for row in pieces], np.int64)
         keys, is_fresh = self._rule.gathers(num_rows, num_cached), num_cached == 0
         came, went = keys & ~is_fresh, ~keys & ~is_fresh
+        # Where coordinates share rows they hand new keys round; else those are there already.
+        met = ~(keys & is_fresh) | (self._resolved.pcp_size > 1)
         return Travelled(
-            num_met=int((~(keys & is_fresh)).sum()),  # fresh keys are there already
+            num_met=int(met.sum()),
             num_keys=int(came.sum()),
             key_bytes=int(num_cached[came].sum()) * self._token_bytes,
             num_queries=int(went.sum()),
             query_bytes=int(num_rows[went].sum()) * self._row_bytes,
         )
-
-    def _away(self, rows: Sequence[Row], pools: Sequence[Collection[int]]) -> list[Row]:
-        """Without those for which one home attends: it has all of their context."""
-        homes = homes_of(
-            rows,
-            pools,
-            num_pools=self._resolved.cache_layout.num_pools,
-            num_homes=self._resolved.num_homes,
-            pcp_size=self._resolved.pcp_size,
-            rule=self._rule,
-        )
-        return [row for row, home in zip(rows, homes, strict=True) if home is None]

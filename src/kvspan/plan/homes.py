@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from kvspan.clock import VirtualClock
 from kvspan.cost.homes import HomesCost
+from kvspan.cost.latents import NEVER
 from kvspan.cost.work import StepWork
 from kvspan.plan.simulate import SimulatedRanks
 from kvspan.step import Row, Sampled, Step, StepResult
-from kvspan.worker.share import homes_of
+from kvspan.worker.share import Homes
 
 
 class HomeRanks(SimulatedRanks):
@@ -43,15 +44,15 @@ class HomeRanks(SimulatedRanks):
             pools = self._pools.setdefault(row.request_id, set())
             pools.update(unit // self._blocks_per_pool for unit in row.new_units)
         pools_of_rows = [self._pools[row.request_id] for row in step.rows]
-        homes = homes_of(
-            step.rows,
-            pools_of_rows,
+        homes = Homes(
             num_pools=num_homes,
             num_homes=num_homes,
             pcp_size=1,
             rule=self._homes.spread.ways.rule,
+            split_tokens=NEVER,
+            alone_tokens=NEVER,
         )
-        for row, home in zip(step.rows, homes, strict=True):
+        for row, home in zip(step.rows, homes.of_rows(step.rows, pools_of_rows), strict=True):
             (spread if home is None else local[home]).append(row)
         self.num_steps += 1
         self.exchange_steps += any(len(pools) > 1 for pools in pools_of_rows)

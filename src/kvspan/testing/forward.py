@@ -1,5 +1,6 @@
 """A model's forward pass on thread ranks, without engine, scheduler or sampler: for layout tests."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,7 +31,7 @@ from kvspan.topology import Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
 from kvspan.worker.runner import Runner
-from kvspan.worker.share import Shares, homes_of
+from kvspan.worker.share import Homes, Shares
 from kvspan.worker.watch import Recorder
 
 BLOCKS_PER_POOL = 256
@@ -53,7 +54,8 @@ class ForwardCase:
         workspace_tokens: cached tokens that are gathered or expanded at once.
         random_pools: whether units go to pools at random, and not round them.
         ranks_are_homes: whether a rank of a DCP group attends alone for rows whose keys it has all.
-        least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates.
+        least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates ...
+        alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -69,6 +71,7 @@ class ForwardCase:
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
+    alone_tokens: int = sys.maxsize
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
@@ -230,17 +233,18 @@ def _workspace(context: RankContext) -> Workspace:
 
 
 def _shares(step: Step, mirrors: Mirrors, case: ForwardCase, rule: PrefillRule, rank: int) -> Shares:
-    homes = homes_of(
-        step.rows,
-        [mirrors[row.request_id].table.used_pools for row in step.rows],
+    homes = Homes(
         num_pools=case.layout.num_pools,
         num_homes=case.num_homes,
         pcp_size=case.topology.pcp_size,
         rule=rule,
+        split_tokens=case.least_tokens_to_split,
+        alone_tokens=case.alone_tokens,
     )
+    pools = [mirrors[row.request_id].table.used_pools for row in step.rows]
     return Shares.of(
         step.rows,
-        homes,
+        homes.of_rows(step.rows, pools),
         case.topology,
         rank,
         num_homes=case.num_homes,

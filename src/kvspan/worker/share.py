@@ -6,8 +6,9 @@
 
 Where rows are shared out (P > 1) a home is a PCP coordinate, and its rows stay there through the whole
 network. Where they are not, it may be a rank of the DCP group (`num_homes`): all ranks take all rows
-through the network, and the home alone has to do with its rows in attention. Of prompts that would be
-much work for one rank each attends for its own heads all the same, and the home keeps the keys. Of a few
+through the network, and the home alone has to do with its rows in attention. Prompts that would be much
+work for one home are shared out all the same, since a step takes as long as its busiest rank needs: by
+rows where homes are coordinates, by heads where they are ranks. The home keeps the keys. Of a few
 rows that decode nobody picks out their own: those of others see no key, and add nothing.
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvspan.cache.placement import home_of
+from kvspan.config.resolved import Resolved
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import Chunk, zigzag
 from kvspan.step import Row
@@ -191,34 +193,64 @@ class Shares:
         return places
 
 
-def homes_of(
-    rows: Sequence[Row],
-    pools: Sequence[Collection[int]],
-    *,
-    num_pools: int,
-    num_homes: int,
-    pcp_size: int,
-    rule: PrefillRule,
-) -> list[int | None]:
-    """The home that attends for each row alone; None = several ranks do.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homes:
+    """Says which home attends for a row alone, and of which rows several ranks do.
 
     Args:
-        rows: those of the step.
-        pools: of each, those that have any of its request's units.
         num_pools: of the DCP group.
         num_homes: into which it is divided.
         pcp_size: P; 1 where ranks are homes.
         rule: which rows have their keys gathered, and so attend head by head.
+        split_tokens: new tokens from which on coordinates share out a row ...
+        alone_tokens: ... and from which on they meet for it, though one has all its keys.
     """
-    homes = [home_of(its, num_pools=num_pools, num_homes=num_homes) for its in pools]
-    if pcp_size > 1 or num_homes == 1:
-        return homes
-    shared = shared_out(
-        np.array([row.num_tokens for row in rows], np.int64),
-        np.array([row.start for row in rows], np.int64),
-        rule,
-    )
-    return [None if by_all else home for by_all, home in zip(shared.tolist(), homes, strict=True)]
+
+    num_pools: int
+    num_homes: int
+    pcp_size: int
+    rule: PrefillRule
+    split_tokens: int
+    alone_tokens: int
+
+    @classmethod
+    def of(cls, resolved: Resolved, rule: PrefillRule) -> Self:
+        """Those of what runs."""
+        return cls(
+            num_pools=resolved.cache_layout.num_pools,
+            num_homes=resolved.num_homes,
+            pcp_size=resolved.pcp_size,
+            rule=rule,
+            split_tokens=resolved.split_tokens,
+            alone_tokens=resolved.alone_tokens,
+        )
+
+    def of_rows(self, rows: Sequence[Row], pools: Sequence[Collection[int]]) -> list[int | None]:
+        """The home that attends for each row alone; None = several ranks do.
+
+        Args:
+            rows: those of the step.
+            pools: of each, those that have any of its request's units.
+        """
+        homes = [home_of(its, num_pools=self.num_pools, num_homes=self.num_homes) for its in pools]
+        if self.num_homes == 1:
+            return homes
+        by_all = self._shared_by_coordinates if self.pcp_size > 1 else self._shared_by_ranks
+        return [
+            None if is_shared else home
+            for is_shared, home in zip(by_all(rows, homes), homes, strict=True)
+        ]
+
+    def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
+        """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
+        meet = None in homes or any(row.num_tokens >= self.alone_tokens for row in rows)
+        least = max(self.split_tokens, 2) if meet else self.alone_tokens
+        return [row.num_tokens >= least for row in rows]
+
+    def _shared_by_ranks(self, rows: Sequence[Row], _: Sequence[int | None]) -> list[bool]:
+        sizes = np.array([row.num_tokens for row in rows], np.int64)
+        starts = np.array([row.start for row in rows], np.int64)
+        return shared_out(sizes, starts, self.rule).tolist()
 
 
 def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDArray[np.bool_]:

@@ -31,7 +31,7 @@ from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
 from kvspan.worker.output import Outputs, restored
 from kvspan.worker.runner import Runner
-from kvspan.worker.share import Shares, homes_of
+from kvspan.worker.share import Homes, Shares
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
 
 
@@ -69,6 +69,7 @@ class Worker:
         self._new_table: Callable[[], RankTable] = self._no_table
         self._mirrors = Mirrors(self._new_table)
         self._rule = _prefill_rule(resolved)
+        self._homes = Homes.of(resolved, self._rule)
         self._workspace = _workspace(resolved, world.rank, self._device)
         self._next_step_id = 0
 
@@ -132,9 +133,10 @@ class Worker:
     def prepare(self, step: Step) -> tuple[Shares, Batch]:
         """Takes in what a step tells of requests; deals its rows out, and makes their tensors."""
         self._mirrors.learn(step)
+        pools = [self._mirrors[row.request_id].table.used_pools for row in step.rows]
         shares = Shares.of(
             step.rows,
-            self._homes(step),
+            self._homes.of_rows(step.rows, pools),
             self._resolved.topology,
             self._rank,
             num_homes=self._resolved.num_homes,
@@ -168,16 +170,6 @@ class Worker:
             hidden = restored(hidden, shares, wanted, self._row_groups.pcp)
             sampled = self._outputs.of(step.rows, self._mirrors, hidden)
         return StepResult(step.step_id, sampled)
-
-    def _homes(self, step: Step) -> list[int | None]:
-        return homes_of(
-            step.rows,
-            [self._mirrors[row.request_id].table.used_pools for row in step.rows],
-            num_pools=self._resolved.cache_layout.num_pools,
-            num_homes=self._resolved.num_homes,
-            pcp_size=self._resolved.pcp_size,
-            rule=self._rule,
-        )
 
     @staticmethod
     def _no_table() -> RankTable:

@@ -6,6 +6,7 @@ from kvspan.config.engine import EngineConfig
 from kvspan.config.model import parse_model_config
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.latents import NEVER
 from kvspan.errors import ConfigError
 from kvspan.plan.models import find_model
 from kvspan.testing.tiny import TINY
@@ -48,6 +49,18 @@ def test_the_dearer_an_exchange_the_rarer_are_steps_that_have_one(layout: dict[s
         resolved_of(**layout, dcp_mode="elastic", comm=comm).spread_every for comm in ("shm", "gloo")
     )
     assert 1 <= near < far
+
+
+def test_a_home_computes_prompts_alone_as_long_as_others_do_not_wait_long() -> None:
+    """135 million weights are 1.6 ms a token at 170 GFLOP/s, and half of 0.2 s' tokens are 252."""
+    assert resolved_of(**HOMES).alone_tokens == NEVER
+    assert resolved_of(**RANKS, dcp_mode="elastic").alone_tokens == NEVER
+    model = find_model("SmolLM2-135M").config
+    for comm in ("shm", "gloo"):  # a meeting is shorter than that over either
+        asked = EngineConfig.from_mapping({"model": "m", **HOMES, "dcp_mode": "elastic", "comm": comm})
+        resolved = resolve(asked, model, Machine(cores=2))
+        assert resolved.alone_tokens == 253
+        assert "253 tokens" in resolved.why["alone_tokens"]
 
 
 def test_a_model_whose_steps_cost_far_more_than_an_exchange_has_one_in_each() -> None:

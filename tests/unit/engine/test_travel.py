@@ -12,7 +12,6 @@ from kvspan.engine.travel import ContextTravel, Travelled
 from kvspan.step import Row
 from kvspan.testing.tiny import TINY
 
-
 CUT_HEADS = TINY["llama-gqa-9x3"] | {"head_dim": 16}
 """Of 9 heads of 16 each of 2 ranks has 72 columns, so that one is cut."""
 

@@ -9,7 +9,7 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
 from kvspan.step import Row
 from kvspan.topology import Topology
-from kvspan.worker.share import Part, Parts, Shares, deal, shared_out
+from kvspan.worker.share import Homes, Part, Parts, Shares, deal, shared_out
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 90)).map(lambda r: Row(0, r[0], r[1], True)),
@@ -164,3 +164,17 @@ def test_a_home_shares_what_is_much_work_and_costs_no_collective_or_is_worth_one
     assert shared_out(rows, cached, whole_heads).tolist() == fresh
     worth = [False, False, False, False, False, True, False, True]
     assert shared_out(rows, cached, cut_heads).tolist() == worth
+
+
+def test_coordinates_share_prompts_of_a_home_where_they_meet_anyway_or_others_would_wait_long() -> None:
+    rule = PrefillRule(row_bytes=10, token_bytes=1, least_rows=2)
+    homes = Homes(num_pools=2, num_homes=2, pcp_size=2, rule=rule, split_tokens=64, alone_tokens=500)
+
+    def of(*rows: tuple[int, set[int]]) -> list[int | None]:
+        return homes.of_rows(
+            [Row(i, 10, n, sample=True) for i, (n, _) in enumerate(rows)], [its for _, its in rows]
+        )
+
+    assert of((1, {0}), (63, {1}), (499, {0})) == [0, 1, 0]
+    assert of((1, {0}), (63, {1}), (64, {0}), (500, {1})) == [0, 1, None, None]
+    assert of((1, {0, 1}), (1, {1}), (63, {1}), (64, {0})) == [None, 1, 1, None]
