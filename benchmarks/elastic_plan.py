@@ -7,12 +7,13 @@ queries; the best counts, at each number of users. All users are at work for as 
 
     python benchmarks/elastic_plan.py
     python benchmarks/elastic_plan.py --model DeepSeek-R1 --hardware B200-SXM --gpus 8 --users 128,512
+    python benchmarks/elastic_plan.py --users 512 --rows 1536 --output-tokens 1600 --only static,elastic
 """
 
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console
@@ -74,7 +75,9 @@ class Question:
         self.found = find_model(asked.model)
         self.device = find_device(asked.hardware, load_devices())
         self.dtypes = weight_dtypes(asked.weights_dtype, self.found.raw, self.found.config)
-        self.trace: Trace = synthesize(PROFILES[asked.trace], num_rows=asked.rows, seed=0)
+        profile = PROFILES[asked.trace]
+        profile = replace(profile, output_mean=asked.output_tokens or profile.output_mean)
+        self.trace: Trace = synthesize(profile, num_rows=asked.rows, seed=0)
 
     def outcomes(self, users: int) -> Iterator[Outcome]:
         """Those of every rival that fits."""
@@ -104,6 +107,8 @@ class Question:
         self, rival: str, on: Deployment, flags: dict[str, Any], users: int, replicas: int
     ) -> Iterator[Outcome]:
         """A rival's outcome; nothing if its weights leave no room, or users are too few."""
+        if rival not in self.asked.only.split(","):
+            return
         t = on.topology
         longest = max(row.input_length + row.output_length for row in self.trace.rows)
         options = {
@@ -178,6 +183,8 @@ def main() -> None:
     parser.add_argument("--kv-cache-dtype", default="fp8_e4m3")
     parser.add_argument("--trace", default="mixed", choices=("mixed", "short", "agentic"))
     parser.add_argument("--rows", type=int, default=2000)
+    parser.add_argument("--output-tokens", type=float, help="mean of a request (that of the trace, 400)")
+    parser.add_argument("--only", default="replicas,static,elastic", help="rivals (all)")
     parser.add_argument("--users", default="64,128,256,512")
     parser.add_argument("--threshold", type=int, default=None, help="tokens (auto)")
     parser.add_argument("--max-num-seqs", type=int, default=1024)

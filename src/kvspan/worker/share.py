@@ -250,7 +250,8 @@ class Homes:
     def _shared_by_ranks(self, rows: Sequence[Row], _: Sequence[int | None]) -> list[bool]:
         sizes = np.array([row.num_tokens for row in rows], np.int64)
         starts = np.array([row.start for row in rows], np.int64)
-        return shared_out(sizes, starts, self.rule).tolist()
+        by_all: list[bool] = shared_out(sizes, starts, self.rule).tolist()
+        return by_all
 
 
 def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDArray[np.bool_]:
