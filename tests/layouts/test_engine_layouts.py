@@ -10,11 +10,12 @@ import msgspec
 import pytest
 import torch
 
-from kvspan import LLM, SamplingParams
+from kvspan import SamplingParams
 from kvspan.engine.engine import Generation
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.tiny import TINY
 from tests.conftest import SEED
+from tests.layouts.engines import engine, generate
 
 MODEL = "llama-gqa-9x3"
 OUTPUT_TOKENS = 12
@@ -98,31 +99,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def engine(model: Path, **options: object) -> LLM:
-    defaults = {
-        "dtype": "float32",
-        "distributed_executor_backend": "inprocess",
-        "kv_cache_memory": "32MiB",
-        "max_model_len": 512,
-        "num_threads": 1,
-    }
-    return LLM(str(model), **{**defaults, **options})
-
-
 def prompts(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
     generator = torch.Generator().manual_seed(11)
     return [torch.randint(203, (n,), generator=generator).tolist() for n in lengths]
-
-
-def run(llm: LLM, asked: Sequence[list[int]], params: SamplingParams = GREEDY) -> list[Generation]:
-    """Runs prompts together and recounts every invariant after each step."""
-    generations = [llm.engine.prepare(prompt, params) for prompt in asked]
-    for generation in generations:
-        llm.engine.start(generation)
-    while llm.engine.has_work:
-        llm.engine.step()
-        llm.engine.core.check()
-    return generations
 
 
 def assert_same(got: Sequence[Generation], wanted: Sequence[Generation]) -> None:
@@ -140,10 +119,10 @@ def one_rank(model: Path) -> dict[str, list[Generation]]:
     with engine(model) as llm:
         short = [prompt for prompt in prompts() if len(prompt) < 20]
         return {
-            "greedy": run(llm, prompts()),
-            "drawn": run(llm, prompts(), DRAWN),
-            "greedy-long": run(llm, short, GREEDY_LONG),
-            "drawn-long": run(llm, short, DRAWN_LONG),
+            "greedy": generate(llm, prompts(), GREEDY),
+            "drawn": generate(llm, prompts(), DRAWN),
+            "greedy-long": generate(llm, short, GREEDY_LONG),
+            "drawn-long": generate(llm, short, DRAWN_LONG),
         }
 
 
@@ -152,8 +131,8 @@ def test_a_layout_gives_the_same_text_cold_and_warm(
     layout: str, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:
     with engine(model, **LAYOUTS[layout]) as llm:
-        assert_same(run(llm, prompts()), one_rank["greedy"])
-        warm = run(llm, prompts())
+        assert_same(generate(llm, prompts(), GREEDY), one_rank["greedy"])
+        warm = generate(llm, prompts(), GREEDY)
         assert_same(warm, one_rank["greedy"])
         unit = llm.engine.core.plan.hit_unit
         for generation in warm:  # whole units, and never the last token
@@ -170,7 +149,7 @@ def test_chunks_do_not_show(
     layout: str, chunk: int, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:
     with engine(model, **LAYOUTS[layout], max_num_batched_tokens=chunk, max_num_seqs=8) as llm:
-        assert_same(run(llm, prompts()), one_rank["greedy"])
+        assert_same(generate(llm, prompts(), GREEDY), one_rank["greedy"])
 
 
 @pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T4-W4", "T8-W8-I1"])
@@ -178,7 +157,7 @@ def test_draws_do_not_depend_on_the_layout(
     layout: str, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:
     with engine(model, **LAYOUTS[layout]) as llm:
-        assert_same(run(llm, prompts(), DRAWN), one_rank["drawn"])
+        assert_same(generate(llm, prompts(), DRAWN), one_rank["drawn"])
 
 
 @pytest.mark.parametrize(
@@ -206,7 +185,7 @@ def test_preemption_does_not_show(
     with engine(model, **LAYOUTS[layout], max_model_len=longest, kv_cache_memory=memory) as llm:
         for params, name in ((GREEDY_LONG, "greedy-long"), (DRAWN_LONG, "drawn-long")):
             before = llm.engine.core.stats.preemptions
-            assert_same(run(llm, crowd, params), one_rank[name] * 4)
+            assert_same(generate(llm, crowd, params), one_rank[name] * 4)
             assert llm.engine.core.stats.preemptions > before
 
 
@@ -241,7 +220,7 @@ def test_more_than_one_rank_can_hold_is_served(
     with engine(model, **LAYOUTS["T8-W8"], max_model_len=240, kv_cache_memory=memory) as llm:
         assert llm.engine.core.plan.tokens_per_rank == 64
         assert llm.engine.core.plan.tokens_total == 512
-        assert_same(run(llm, prompts()[-1:]), one_rank["greedy"][-1:])
+        assert_same(generate(llm, prompts()[-1:], GREEDY), one_rank["greedy"][-1:])
 
 
 @pytest.mark.parametrize("comm", ["shm", "gloo"])
@@ -252,4 +231,4 @@ def test_processes_give_the_same_text_over_any_transport(
     options = {**LAYOUTS[layout], "distributed_executor_backend": "mp", "comm": comm}
     with engine(model, **options) as llm:
         assert llm.resolved.comm == comm
-        assert_same(run(llm, prompts()), one_rank["greedy"])
+        assert_same(generate(llm, prompts(), GREEDY), one_rank["greedy"])

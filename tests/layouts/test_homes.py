@@ -17,6 +17,7 @@ from kvspan.testing.tiny import TINY
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
+from tests.layouts.engines import engine, generate
 
 # (T, W) with a model whose heads allow it: one DCP group and two, GQA and MLA, biases, cut heads.
 RANKS = [
@@ -130,17 +131,6 @@ def test_local_rows_make_no_collective_of_their_group(name: str, checkpoints: di
         assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
 
 
-def engine(model: Path, **options: object) -> LLM:
-    defaults = {
-        "dtype": "float32",
-        "distributed_executor_backend": "inprocess",
-        "kv_cache_memory": "32MiB",
-        "max_model_len": 512,
-        "num_threads": 1,
-    }
-    return LLM(str(model), **{**defaults, **options})
-
-
 def elastic(model: Path, homes: str, **options: object) -> LLM:
     asked = {"dcp_mode": "elastic", "dcp_span_threshold": THRESHOLD, **HOMES[homes], **options}
     return engine(model, **asked)
@@ -150,18 +140,16 @@ def run(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams = GREEDY
 ) -> list[tuple[tuple[int, ...], list[int | None]]]:
     """Tokens of each prompt's output, and the homes that its request had on the way."""
-    generations = [llm.engine.prepare(prompt, params) for prompt in prompts]
-    homes: dict[int, list[int | None]] = {id(g): [] for g in generations}
-    for generation in generations:
-        llm.engine.start(generation)
-    while llm.engine.has_work:
-        llm.engine.step()
-        llm.engine.core.check()
+    homes: dict[int, list[int | None]] = {}
+
+    def look(generations: Sequence[Generation]) -> None:
         for generation in generations:
+            seen = homes.setdefault(id(generation), [])
             for home in homes_now(llm, generation):
-                seen = homes[id(generation)]
                 if not seen or seen[-1] != home:
                     seen.append(home)
+
+    generations = generate(llm, prompts, params, looked=look)
     return [(g.result().outputs[0].token_ids, homes[id(g)]) for g in generations]
 
 
