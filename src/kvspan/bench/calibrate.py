@@ -4,8 +4,8 @@
     collectives                     `bench.exchange`, over shared memory
     operators, rows, steps          the engine on models with next to nothing to compute (`bench.tiny`)
 
-All that depends on it is measured in both ways in which steps run: played from a tape, and by Python. A
-rate that `plan` uses is measured with the code that serves. Knows nothing of plans.
+What depends on it is measured in both ways in which steps run: played from a tape, and by Python. A rate
+that `plan` uses is measured with the code that serves. Knows nothing of plans.
 """
 
 import json
@@ -20,6 +20,7 @@ from kvspan.bench.probe import Probe, probe
 from kvspan.bench.tiny import HIDDEN_SIZE, TinySteps, tiny_steps
 from kvspan.config.cores import num_cores
 from kvspan.cost.facts import Collectives, Device, Rates, sent_share
+from kvspan.layers.matmul import packing_isa
 
 SIZES_BYTES = (1 << 10, 1 << 13, 1 << 16, 1 << 20)
 """What a rank puts in a collective."""
@@ -107,12 +108,8 @@ def _collectives(num_ranks: int, timings: Sequence[Timing], *, played: bool) -> 
 def _rates(num_ranks: int, collectives: Sequence[Collectives]) -> list[Rates]:
     """Of so many ranks, in each way in which their steps run."""
     reached = probe(num_ranks)
-    ways = {False: reached.weights_gbs, True: reached.played_weights_gbs}
-    return [
-        _rates_of(num_ranks, reached, collectives, weights_gbs=weights_gbs, played=played)
-        for played, weights_gbs in ways.items()
-        if weights_gbs is not None
-    ]
+    ways = (False,) if packing_isa() is None else (False, True)
+    return [_rates_of(num_ranks, reached, collectives, played=played) for played in ways]
 
 
 def _rates_of(
@@ -120,7 +117,6 @@ def _rates_of(
     reached: Probe,
     collectives: Sequence[Collectives],
     *,
-    weights_gbs: float,
     played: bool,
 ) -> Rates:
     steps = tiny_steps(num_ranks, played=played)
@@ -128,10 +124,10 @@ def _rates_of(
     reduces = 0.0
     if meeting is not None and num_ranks > 1:
         reduces = 2 * meeting.time_us("ar", HIDDEN_SIZE * _ACTIVATION_BYTES[played])
-    kernels = steps.layer_us - steps.layer_row_us - reduces
+    kernels = steps.layer_us - reduces
     return Rates(
         num_ranks=num_ranks,
-        weights_gbs=weights_gbs,
+        weights_gbs=reached.weights_gbs,
         kv_gbs=reached.kv_gbs,
         gemm_tflops={"bf16": reached.gemm_tflops},
         attention_tflops=reached.attention_tflops,

@@ -1,9 +1,10 @@
 """What kernels of this host reach, in as many processes as there are ranks, all at once.
 
-Products of few rows are measured twice, since that is how steps run: played from a tape, and called from
-Python. One call of attention, or of a product of many rows, takes so long that it is no matter.
+Products of few rows are played from a tape where that can be: what Python takes between them is not the
+memory's. One call of attention, or of a product of many rows, takes so long that it may be called.
 """
 
+import statistics
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -37,15 +38,13 @@ class Probe(msgspec.Struct, frozen=True):
     """What kernels of one rank reached.
 
     Args:
-        weights_gbs: by products that Python called.
-        played_weights_gbs: by products that were played; None = they cannot be, here.
+        weights_gbs: by products of one row.
         gemm_tflops: of products of many rows.
         kv_gbs: by attention of one row.
         attention_tflops: by attention of many.
     """
 
     weights_gbs: float
-    played_weights_gbs: float | None
     gemm_tflops: float
     kv_gbs: float
     attention_tflops: float
@@ -106,21 +105,14 @@ def run_rank(channel: Channel, payload: bytes, rank: int) -> None:
 @torch.inference_mode()
 def _measure(group: Group) -> Probe:
     products, num_params = _products()
-    few = 2 * num_params / 1e9  # GB of bf16, which every product of few rows reads
-    called_s = _seconds(lambda: products(_FEW_ROWS), group, _SHORT_ROUNDS)
-    played_s = None
-    if packing_isa() is not None:
-        tape = Tape((), Scratch())
-        tape.record(lambda: products(_FEW_ROWS)[-1])
-        played_s = _seconds(tape.play, group, _SHORT_ROUNDS)
+    few_s = _seconds(_without_python(lambda: products(_FEW_ROWS)[-1]), group, _SHORT_ROUNDS)
     many_s = _seconds(lambda: products(_MANY_ROWS), group, _ROUNDS)
     kv_bytes = 2 * _CONTEXT * _HEADS[1] * _HEAD_DIM * 2
     reading_s = _seconds(_attention(rows=1, context=_CONTEXT), group, _SHORT_ROUNDS)
     rows = context = 1024
     flops = 4 * _HEADS[0] * _HEAD_DIM * rows * (context - (rows - 1) / 2)
     return Probe(
-        weights_gbs=few / called_s,
-        played_weights_gbs=None if played_s is None else few / played_s,
+        weights_gbs=2 * num_params / few_s / 1e9,
         gemm_tflops=2 * _MANY_ROWS * num_params / many_s / 1e12,
         kv_gbs=kv_bytes / reading_s / 1e9,
         attention_tflops=flops / _seconds(_attention(rows=rows, context=context), group, _ROUNDS) / 1e12,
@@ -137,6 +129,15 @@ def _products() -> tuple[Callable[[int], Sequence[Tensor]], int]:
     inputs = {rows: torch.randn(rows, _WEIGHT_SHAPE[0]).bfloat16() for rows in (_FEW_ROWS, _MANY_ROWS)}
     num_params = _NUM_WEIGHTS * _WEIGHT_SHAPE[0] * _WEIGHT_SHAPE[1]
     return lambda rows: [layer(inputs[rows]) for layer in layers], num_params
+
+
+def _without_python(work: Callable[[], Tensor]) -> Callable[[], object]:
+    """Work that is played, if it is made of native calls."""
+    if packing_isa() is None:
+        return work
+    tape = Tape((), Scratch())
+    tape.record(work)
+    return tape.play
 
 
 def _attention(*, rows: int, context: int) -> Callable[[], object]:
@@ -156,7 +157,7 @@ def _attention(*, rows: int, context: int) -> Callable[[], object]:
 
 
 def _seconds(call: Callable[[], object], group: Group, num_rounds: int) -> float:
-    """The best of some rounds that all ranks begin together: what else runs here only slows them."""
+    """The median of some rounds that all ranks begin together: a step meets memory as it usually is."""
     clock, together = WallClock(), torch.zeros(1)
     taken = []
     for _ in range(num_rounds + 1):
@@ -164,4 +165,4 @@ def _seconds(call: Callable[[], object], group: Group, num_rounds: int) -> float
         start_s = clock.now_s()
         call()
         taken.append(clock.now_s() - start_s)
-    return min(taken[1:])
+    return statistics.median(taken[1:])

@@ -15,12 +15,12 @@ from types import MappingProxyType
 from kvspan.bench.contender import Case, Contender
 from kvspan.config.engine import EngineConfig
 
-FEW_LAYERS, MANY_LAYERS = 8, 72
+FEW_LAYERS, MANY_LAYERS = 8, 40
 FEW_ROWS, MANY_ROWS = 1, 16
 HIDDEN_SIZE = 32
 _HEAD_DIM = 64
 _CONTEXT = 32
-_STEPS, _ROUNDS = 40, 4
+_STEPS, _ROUNDS = 32, 3
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -89,7 +89,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         kernel_us: microseconds of an operator that has nearly nothing to do.
         step_us: microseconds of a step beside its operators.
         row_us: microseconds more for each row of a step.
-        layer_row_us: microseconds more for each row and layer, beside operators.
+        layer_row_us: microseconds more of a layer for each row after the first, beside operators.
         meeting_us: microseconds of a layer beside the collectives of `gather` (of queries), `a2a` and
             `ag_rs`; what is not there takes none.
         played: whether steps were played (`cost.played`); False = Python ran them.

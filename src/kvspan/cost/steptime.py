@@ -168,7 +168,7 @@ class StepCost:
             "experts": w.num_expert_layers * self._experts_s(rows),
             "all-reduce": (2 * layers + 1) * self._all_reduce_s(rows),
             "logits": self._logits_s(work.num_sampled),
-            "rows": layers * rates.layer_row_us * rows * 1e-6,
+            "rows": layers * rates.layer_row_us * max(rows - 1, 0) * 1e-6,
             "host": (rates.step_us + rates.row_us * work.num_tokens) * 1e-6,
         }
 
