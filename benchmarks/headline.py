@@ -11,7 +11,6 @@ shorter. Half and double the budget show what the budget does.
 
 import argparse
 import json
-import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from kvspan.bench.sweep import Layout, Point, SweepPlan, run_sweep
 from kvspan.bench.sweep_report import pareto_plot, sweep_csv, sweep_table, users_plots
 from kvspan.cli.replay_bar import ReplayBar
 from kvspan.cli.startup import stderr_console
+from kvspan.config.cores import num_cores
 from kvspan.config.engine import EngineConfig
 from kvspan.report.page import Code, Heading, Part, Plots, Text, page, write_text
 from kvspan.report.plots import save
@@ -264,7 +264,7 @@ def write_page(parts: Sequence[Part], directory: Path) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    machine = f"{len(os.sched_getaffinity(0))} cores of {_processor()}, {RANKS} ranks of one thread each"
+    machine = f"{num_cores()} cores of {_processor()}, {RANKS} ranks of one thread each"
     about = (
         f"Prompts of the agentic profile are {SCALE} times shorter (a median of 67K becomes 1,072 "
         f"tokens) and those over {MAX_INPUT // 1024}K are left out; outputs are {OUTPUT_SCALE} times "

@@ -1,7 +1,9 @@
 """How long ranks of this host take to exchange: every transport in turn, in the same processes.
 
-A measurement is what rank 0 sees from the start of a collective to its result, everybody's waiting
-included. Transports alternate in blocks of rounds, so that a noisy moment meets all of them.
+    called    what rank 0 sees from the start of a collective to its result, everybody's waiting included
+    played    a collective's share of a block of them on a tape, as in steps that are played
+
+All alternate in blocks of rounds, so that a noisy moment meets all of them.
 """
 
 import statistics
@@ -19,7 +21,9 @@ from kvspan.errors import EngineDeadError
 from kvspan.executor.children import Child, fork_server
 from kvspan.topology import cut
 from kvspan.worker.messages import Channel, Failed, decode_answer
+from kvspan.worker.tape import Scratch, Tape
 
+COMMS = ("shm", "gloo")
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "merge")
 NUM_HEADS, HEAD_DIM = 8, 64
 _DTYPE = torch.bfloat16
@@ -44,28 +48,32 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """One line of the result."""
+    """One line of the result; of what was played, a time is the mean of a block of rounds."""
 
     op: str
     size_bytes: int
     comm: str
+    played: bool
     median_us: float
     p99_us: float
 
 
-def measure(num_ranks: int, sizes_bytes: Sequence[int], num_rounds: int) -> list[Timing]:
-    """Starts ranks and measures every operation over shared memory and gloo.
+def measure(
+    num_ranks: int, sizes_bytes: Sequence[int], num_rounds: int, *, over: Sequence[str] = COMMS
+) -> list[Timing]:
+    """Starts ranks and measures every operation; what goes over shared memory is also played.
 
     Args:
         num_ranks: processes.
         sizes_bytes: what a rank puts in.
         num_rounds: of each operation, size and transport.
+        over: transports.
 
     Raises:
         EngineDeadError: a rank failed.
     """
     server = fork_server()
-    paths = {comm: server.private_path() for comm in ("shm", "gloo")}
+    paths = {comm: server.private_path() for comm in over}
     payload = msgspec.msgpack.encode(Plan(num_ranks, tuple(sizes_bytes), num_rounds, paths))
     children = [
         server.fork("kvspan.bench.exchange:run_rank", rank=rank, num_threads=1)
@@ -114,19 +122,41 @@ def _timings(child: Child) -> list[Timing]:
 def _measure(op: str, size_bytes: int, groups: Mapping[str, Group], plan: Plan) -> list[Timing]:
     clock = WallClock()
     calls = {comm: _call(op, size_bytes, group) for comm, group in groups.items()}
-    took_us: dict[str, list[float]] = defaultdict(list)
+    took_us: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for call in calls.values():
         call()  # memory is touched, connections are made
+    blocks = {comm: _on_tape(call) for comm, call in calls.items() if comm == "shm"}
+
+    def now_us() -> float:
+        return clock.now_s() * 1e6
+
     for begin in range(0, plan.num_rounds, _BLOCK_ROUNDS):
         for comm, call in calls.items():
             for _ in range(min(_BLOCK_ROUNDS, plan.num_rounds - begin)):
-                start_s = clock.now_s()
+                start_us = now_us()
                 call()
-                took_us[comm].append((clock.now_s() - start_s) * 1e6)
+                took_us[comm, False].append(now_us() - start_us)
+        for comm, tape in blocks.items():
+            start_us = now_us()
+            tape.play()
+            took_us[comm, True].append((now_us() - start_us) / _BLOCK_ROUNDS)
     return [
-        Timing(op, size_bytes, comm, statistics.median(us), sorted(us)[int(0.99 * (len(us) - 1))])
-        for comm, us in took_us.items()
+        Timing(op, size_bytes, *how, statistics.median(us), sorted(us)[int(0.99 * (len(us) - 1))])
+        for how, us in took_us.items()
     ]
+
+
+def _on_tape(call: Callable[[], object]) -> Tape:
+    """A block of rounds, to be played."""
+
+    def block() -> torch.Tensor:
+        for _ in range(_BLOCK_ROUNDS):
+            call()
+        return torch.empty(0)
+
+    tape = Tape((), Scratch())
+    tape.record(block)
+    return tape
 
 
 def _call(op: str, size_bytes: int, group: Group) -> Callable[[], object]:

@@ -1,7 +1,6 @@
 """`kvspan bench decode`: steady-state decoding, in as many layouts as are to be compared."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from kvspan.bench.contender import Case
 from kvspan.bench.decode import Decoded, Plan, measure
 from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
 from kvspan.cli.startup import stderr_console
+from kvspan.config.cores import num_cores
 from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         results += decoded
         _print(console, decoded)
     if arguments.json is not None:
-        found = {"cores": len(os.sched_getaffinity(0)), "steps": plan.num_steps, "results": results}
+        found = {"cores": num_cores(), "steps": plan.num_steps, "results": results}
         text = msgspec.json.encode(found).decode() + "\n"
         sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
     return 0

@@ -17,9 +17,10 @@ from kvspan.config.sizes import DTYPE_BYTES, KV_DTYPE_BYTES
 from kvspan.cost.choice import Choice
 from kvspan.cost.exchanges import choose_exchange, choose_queries
 from kvspan.cost.facts import Device
+from kvspan.cost.notes import layout_sentence, notes, sampling_note
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
-from kvspan.cost.span import STATIC, choose_alone, choose_span, choose_spread_every, queries_at_home
+from kvspan.cost.span import choose_alone, choose_span, choose_spread_every, queries_at_home
 from kvspan.cost.timed import Timed
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
@@ -111,8 +112,8 @@ def resolve(
         kv_budget_bytes=asked.kv_cache_memory,
         kv_fraction=chosen.kv_fraction.value,
         sampling_defaults=dict(sampling_defaults),
-        why={"layout": _layout_sentence(model, topology, mode), **chosen.why()},
-        notes=_notes(asked, model, topology, chosen.executor.value) + _sampling_note(sampling_defaults),
+        why={"layout": layout_sentence(model, topology, mode), **chosen.why()},
+        notes=notes(asked, model, topology, chosen.executor.value) + sampling_note(sampling_defaults),
     )
 
 
@@ -193,7 +194,8 @@ def _choose(
             dtype_bytes=dtype_bytes,
         ),
         split_tokens=choose_split(
-            topology.pcp_size, None if timed is None else timed.device.rates_of(topology.world_size)
+            topology.pcp_size,
+            None if timed is None else timed.device.rates_of(topology.world_size, played=False),
         ),
         alone_tokens=choose_alone(asked, model, topology, comm=comm.value, device=device.value),
         device=device,
@@ -343,66 +345,3 @@ def _choose_fraction(asked: EngineConfig, device: str) -> Choice[float]:
     if device == "cuda":
         return Choice(GPU_FRACTION, "leaves activations the rest of each GPU.")
     return Choice(HOST_FRACTION, "leaves other programs the rest of the host's free memory.")
-
-
-def _layout_sentence(model: ModelConfig, topology: Topology, mode: LayoutMode) -> str:
-    kept, all_heads = topology.kv_heads(0, model.heads).size, model.num_kv_heads
-    share = "the whole" if topology.dcp_size == 1 else f"1/{topology.dcp_size}"
-    return f"{mode}: each rank keeps {kept} of {all_heads} KV heads for {share} of every sequence."
-
-
-def _notes(
-    asked: EngineConfig, model: ModelConfig, topology: Topology, executor: str
-) -> tuple[str, ...]:
-    """What of the checkpoint is not loaded, and flags that were given and change nothing."""
-    alone = "every sequence is whole on its rank (--decode-context-parallel-size is 1)"
-    unshared = topology.dcp_size == 1
-    idle = (
-        (unshared and asked.dcp_comm_backend != "auto", "--dcp-comm-backend", alone),
-        (unshared and asked.dcp_q_replicate != "auto", "--dcp-q-replicate", alone),
-        (
-            unshared and asked.cp_kv_cache_interleave_size is not None,
-            "--cp-kv-cache-interleave-size",
-            alone,
-        ),
-        (unshared and asked.prefill_strategy != "auto", "--prefill-strategy", alone),
-        (
-            asked.dcp_mode == STATIC and asked.dcp_span_threshold is not None,
-            "--dcp-span-threshold",
-            "every request spans its DCP group (--dcp-mode is static)",
-        ),
-        (
-            unshared and asked.cp_workspace_tokens is not None and model.mla is None,
-            "--cp-workspace-tokens",
-            f"the model caches keys and values as they are, and {alone}",
-        ),
-        (
-            asked.enable_expert_parallel and model.moe is None,
-            "--enable-expert-parallel",
-            "the model has no experts",
-        ),
-        (
-            asked.comm != "auto" and executor == "inprocess",
-            "--comm",
-            "ranks are threads of one process",
-        ),
-        (
-            asked.kv_cache_memory is not None and asked.gpu_memory_utilization is not None,
-            "--gpu-memory-utilization",
-            "--kv-cache-memory says how large the KV cache is",
-        ),
-    )
-    towers = f"only the text model ({model.tensor_prefix}*) is loaded: other towers are skipped."
-    skipped = (towers,) if model.tensor_prefix else ()
-    return skipped + tuple(f"{flag} has no effect: {why}." for applies, flag, why in idle if applies)
-
-
-def _sampling_note(defaults: Mapping[str, int | float]) -> tuple[str, ...]:
-    """What requests are sampled with that do not say it, if that is not what it would be."""
-    if not defaults:
-        return ()
-    said = ", ".join(f"{name} {value:g}" for name, value in defaults.items())
-    return (
-        f"requests that do not say otherwise have {said}, of the generation_config.json "
-        "(--generation-config vllm leaves it out).",
-    )

@@ -44,11 +44,13 @@ class Collectives(msgspec.Struct, frozen=True, kw_only=True):
         num_ranks: of the group that was measured.
         points_us: for each of `OPS`, (bytes of the whole buffer, microseconds), ascending.
         bus_gbs: for each of `OPS`, GB/s beyond the last point, as a rank's link carries them.
+        played: whether they followed one another as calls of a played step do (`cost.played`).
     """
 
     num_ranks: int
     points_us: dict[str, tuple[tuple[int, float], ...]]
     bus_gbs: dict[str, float]
+    played: bool = True
 
     def time_us(self, op: str, whole_bytes: float) -> float:
         """Microseconds of one collective: straight lines between points, bytes and time both as logs.
@@ -87,9 +89,10 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         kernel_us: microseconds of an operator that has nearly nothing to do.
         step_us: microseconds of a step beside its operators.
         row_us: microseconds more for each row of a step.
-        layer_row_us: microseconds more for each row and layer, beside operators.
+        layer_row_us: microseconds more of a layer for each row after the first, beside operators.
         meeting_us: microseconds of a layer beside the collectives of `gather` (of queries), `a2a` and
             `ag_rs`; what is not there takes none.
+        played: whether steps were played (`cost.played`); False = Python ran them.
     """
 
     num_ranks: int
@@ -102,6 +105,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     row_us: float = 0.0
     layer_row_us: float = 0.0
     meeting_us: dict[str, float] = {}
+    played: bool = True
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,8 +117,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         link_gbs: GB/s one way to the neighbours of its domain.
         inter_node_gbs: GB/s one way to ranks of other domains.
         link_domain: ranks that its links join.
-        rates: by number of ranks; at least one.
-        collectives: by number of ranks; at least one.
+        rates: by number of ranks and by how steps run; at least one.
+        collectives: likewise.
         source: where the figures are from.
         verified: whether they were looked up; False = they are from memory.
     """
@@ -129,11 +133,16 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     verified: bool = True
 
-    def rates_of(self, num_ranks: int) -> Rates:
-        """Rates measured with the number of ranks nearest to `num_ranks`."""
-        return min(self.rates, key=lambda r: abs(math.log(r.num_ranks / num_ranks)))
+    def rates_of(self, num_ranks: int, *, played: bool = True) -> Rates:
+        """Rates measured with the number of ranks nearest to `num_ranks`.
 
-    def collective_s(self, op: str, whole_bytes: float, *, num_ranks: int) -> float:
+        Args:
+            num_ranks: of a replica.
+            played: how steps run; where that was not measured, they take as long as the others.
+        """
+        return min(self.rates, key=lambda r: _unlike(r, num_ranks, played=played))
+
+    def collective_s(self, op: str, whole_bytes: float, *, num_ranks: int, played: bool = True) -> float:
         """Seconds of one collective.
 
         A group that was not measured is looked up in the nearest one that was, by what a rank sends.
@@ -143,16 +152,22 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
             op: one of `OPS`.
             whole_bytes: see `Collectives.time_us`.
             num_ranks: of the group; a group of one has nothing to say.
+            played: see `rates_of`.
         """
         if num_ranks == 1 or not whole_bytes:
             return 0.0
-        measured = min(self.collectives, key=lambda c: abs(math.log(c.num_ranks / num_ranks)))
+        measured = min(self.collectives, key=lambda c: _unlike(c, num_ranks, played=played))
         alike = whole_bytes * sent_share(op, num_ranks) / sent_share(op, measured.num_ranks)
         within = measured.time_us(op, alike) * 1e-6
         if num_ranks <= self.link_domain:
             return within
         sent = whole_bytes * sent_share(op, num_ranks)
         return max(within, sent / (self.inter_node_gbs * 1e9))
+
+
+def _unlike(measured: Rates | Collectives, num_ranks: int, *, played: bool) -> tuple[bool, float]:
+    """How far a measurement is from what is asked for: the way in which steps run counts first."""
+    return measured.played != played, abs(math.log(measured.num_ranks / num_ranks))
 
 
 def load_devices(files: Iterable[Path] = ()) -> dict[str, Device]:

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvspan.cost.steptime import Deployment, StepCost
-from kvspan.cost.weights import rank_weights
 from kvspan.cost.work import StepWork
 
-NOTHING = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0)
+NOTHING = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0, only_decodes=True)
 
 
 class HomesCost:
@@ -27,16 +26,8 @@ class HomesCost:
 
     def __init__(self, on: Deployment) -> None:
         self.spread = StepCost(replace(on, replicate_q=True))
-        self.local = StepCost(self.spread.on)
+        self.local = StepCost(self.spread.on, ranks_are_homes=True)
         self.on = self.spread.on
-        self.local.weights = rank_weights(
-            on.model,
-            on.topology,
-            replicate_q=True,
-            dtypes=on.dtypes,
-            expert_parallel=on.expert_parallel,
-            ranks_are_homes=True,
-        )
 
     def step_s(self, spread: StepWork, local: Sequence[StepWork]) -> float:
         """Seconds of a step.
@@ -53,6 +44,7 @@ class HomesCost:
             NOTHING,
             num_tokens=spread.num_tokens + sum(home.num_tokens for home in local),
             num_sampled=spread.num_sampled + sum(home.num_sampled for home in local),
+            only_decodes=all(work.only_decodes for work in (spread, *local)),
         )
         at_homes = [self._at_home(spread, home) for home in (*local, NOTHING)]
         busiest = max(at_homes, key=lambda parts: sum(parts.values()))
@@ -82,4 +74,5 @@ class HomesCost:
             expanded_tokens=spread.expanded_tokens + home.expanded_tokens,
             expanded_keys=spread.expanded_keys + w * home.expanded_keys,
             expanded_pairs=spread.expanded_pairs + w * home.expanded_pairs,
+            only_decodes=spread.only_decodes and home.only_decodes,
         )

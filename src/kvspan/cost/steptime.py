@@ -21,6 +21,7 @@ from kvspan.config.model import ModelConfig
 from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.played import can_be_played, is_played
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
 from kvspan.cost.traffic import (
@@ -101,9 +102,13 @@ class StepCost:
 
     Args:
         on: the deployment.
+        ranks_are_homes: whether each rank of a DCP group makes queries and outputs of its own requests.
+        in_python: whether steps that could be played are not.
     """
 
-    def __init__(self, on: Deployment) -> None:
+    def __init__(
+        self, on: Deployment, *, ranks_are_homes: bool = False, in_python: bool = False
+    ) -> None:
         self.on = on
         model, topology = on.model, on.topology
         self.weights: RankWeights = rank_weights(
@@ -112,12 +117,21 @@ class StepCost:
             replicate_q=on.replicate_q,
             dtypes=on.dtypes,
             expert_parallel=on.expert_parallel,
+            ranks_are_homes=ranks_are_homes,
         )
-        self.rates = on.device.rates_of(topology.world_size)
+        self._played = not in_python and can_be_played(
+            model, topology, dtypes=on.dtypes, exchange=on.exchange
+        )
+        self._in_python = (
+            StepCost(on, ranks_are_homes=ranks_are_homes, in_python=True) if self._played else self
+        )
+        self.rates = on.device.rates_of(topology.world_size, played=self._played)
         self.num_heads = topology.query_heads(0, model.heads).size
         self.ways = Ways(
             expand_from=NEVER if model.mla is None else least_rows_to_expand(model.mla),
-            cut_from=least_tokens_to_split(topology.pcp_size, self.rates),
+            cut_from=least_tokens_to_split(
+                topology.pcp_size, on.device.rates_of(topology.world_size, played=False)
+            ),
             rule=PrefillRule.of(
                 on.habits.prefill_strategy,
                 model,
@@ -137,6 +151,10 @@ class StepCost:
 
     def parts_s(self, work: StepWork) -> dict[str, float]:
         """Seconds of a step by what they go to; all layers together, on the busiest PCP coordinate."""
+        as_it_runs = self if is_played(work) else self._in_python
+        return as_it_runs._parts_s(work)
+
+    def _parts_s(self, work: StepWork) -> dict[str, float]:
         model, rates = self.on.model, self.rates
         rows = work.busiest_rows(self.on.topology.pcp_size)
         layers, w = model.num_layers, self.weights
@@ -150,7 +168,7 @@ class StepCost:
             "experts": w.num_expert_layers * self._experts_s(rows),
             "all-reduce": (2 * layers + 1) * self._all_reduce_s(rows),
             "logits": self._logits_s(work.num_sampled),
-            "rows": layers * rates.layer_row_us * rows * 1e-6,
+            "rows": layers * rates.layer_row_us * max(rows - 1, 0) * 1e-6,
             "host": (rates.step_us + rates.row_us * work.num_tokens) * 1e-6,
         }
 
@@ -175,7 +193,7 @@ class StepCost:
         )
         columns = self._collective_s("ag", sent * num_tokens / topology.pcp_size, makers)
         whole = num_tokens * self.num_heads * head_dim * ACTIVATION_BYTES
-        rows = self.on.device.collective_s("ag", whole, num_ranks=topology.pcp_size)
+        rows = self._whole_s("ag", whole, topology.pcp_size)
         return columns + rows + beside
 
     def exchange_s(self, num_tokens: float, *, latent: bool) -> float:
@@ -262,7 +280,7 @@ class StepCost:
         num_kv_heads, cached = topology.kv_heads(0, model.heads).size, model.head_dims.cached
         gathers = 1 if self.ways.latent else 2  # keys and values go one by one
         new = work.num_tokens * num_kv_heads * cached * ACTIVATION_BYTES
-        handed = self.on.device.collective_s("ag", new / gathers, num_ranks=topology.pcp_size)
+        handed = self._whole_s("ag", new / gathers, topology.pcp_size)
         sent = key_gather_bytes_per_token(
             num_kv_heads=num_kv_heads,
             cached_dim=cached,
@@ -288,15 +306,15 @@ class StepCost:
 
     def _all_reduce_s(self, rows: float) -> float:
         whole = rows * self.on.model.hidden_size * ACTIVATION_BYTES
-        return self.on.device.collective_s("ar", whole, num_ranks=self.on.topology.tp_size)
+        return self._whole_s("ar", whole, self.on.topology.tp_size)
 
     def _logits_s(self, num_sampled: float) -> float:
         """One PCP coordinate makes them, of the final states that the others hand it."""
-        topology, model, gather_s = self.on.topology, self.on.model, self.on.device.collective_s
+        topology, model = self.on.topology, self.on.model
         states = num_sampled * model.hidden_size * ACTIVATION_BYTES
-        handed = gather_s("ag", states, num_ranks=topology.pcp_size)
+        handed = self._whole_s("ag", states, topology.pcp_size)
         whole = num_sampled * model.vocab_size * LOGIT_BYTES
-        gathered = gather_s("ag", whole, num_ranks=topology.tp_size)
+        gathered = self._whole_s("ag", whole, topology.tp_size)
         return handed + self._matrices_s((self.weights.head,), num_sampled) + gathered
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
@@ -321,7 +339,11 @@ class StepCost:
     def _collective_s(self, op: str, sent_bytes: float, num_ranks: int) -> float:
         """A collective in which a rank sends so many bytes: facts go by the whole buffer."""
         whole = sent_bytes * num_ranks / max(num_ranks - 1, 1)
-        return self.on.device.collective_s(op, whole, num_ranks=num_ranks)
+        return self._whole_s(op, whole, num_ranks)
+
+    def _whole_s(self, op: str, whole_bytes: float, num_ranks: int) -> float:
+        """A collective of so many bytes in all."""
+        return self.on.device.collective_s(op, whole_bytes, num_ranks=num_ranks, played=self._played)
 
     def _local(self, keys: float) -> float:
         """Of the keys of sequences, what this rank keeps."""

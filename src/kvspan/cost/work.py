@@ -28,6 +28,7 @@ class StepWork:
         local_tokens: rows that stay with their heads, and exchange nothing.
         local_keys: part of `keys` of their sequences.
         gathered_keys: part of those that come to them: what was cached before the step.
+        only_decodes: whether each row is the only one of its sequence.
     """
 
     num_tokens: float
@@ -41,6 +42,7 @@ class StepWork:
     local_tokens: float = 0.0
     local_keys: float = 0.0
     gathered_keys: float = 0.0
+    only_decodes: bool = False
 
     @classmethod
     def of(
@@ -73,6 +75,7 @@ class StepWork:
             keys=keys,
             pairs=pairs,
             whole_tokens=whole,
+            only_decodes=not prompts,
             **special,
         )
 
@@ -135,7 +138,14 @@ def decode_work(context_tokens: float, *, batch: float) -> StepWork:
         batch: rows.
     """
     keys = context_tokens * batch
-    return StepWork(num_tokens=batch, num_sampled=batch, keys=keys, pairs=keys, whole_tokens=batch)
+    return StepWork(
+        num_tokens=batch,
+        num_sampled=batch,
+        keys=keys,
+        pairs=keys,
+        whole_tokens=batch,
+        only_decodes=True,
+    )
 
 
 def distinct_experts(num_experts: int, *, experts_per_token: int, num_tokens: float) -> float:

@@ -1,6 +1,5 @@
 """From what was asked to a running engine: find the model, make the choices, start the ranks."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 
 from kvspan.comm.group import World
 from kvspan.comm.shm import refusal as shm_refusal
+from kvspan.config.cores import num_cores
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig, parse_model_config, token_ids, with_overrides
 from kvspan.config.resolved import Resolved
@@ -141,7 +141,7 @@ def this_machine() -> Machine:
     """Facts about the machine that ranks will run on."""
     num_gpus = torch.cuda.device_count()
     return Machine(
-        cores=len(os.sched_getaffinity(0)),
+        cores=num_cores(),
         num_gpus=num_gpus,
         no_shm=shm_refusal(),
         facts=device_of_model(_gpu_model(), load_devices()) if num_gpus else None,

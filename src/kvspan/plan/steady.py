@@ -5,7 +5,7 @@ the cache has room; of those that run most decode, and some have their prompts c
 share the steps. Knows no order of arrival and no variance: the simulator does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from kvspan.cost.steptime import StepCost
@@ -78,8 +78,10 @@ def steady_state(
     chunk = min(max(budget - decoding, 1.0), computed * max(arriving, 1.0))
     with_chunk = min(arriving * computed / chunk, 1.0)  # share of steps
 
-    plain = cost.step_s(decode_work(load.input_tokens + load.output_tokens / 2, batch=decoding))
-    mixed = plain + _chunk_s(cost, hits, computed, chunk)
+    decodes = decode_work(load.input_tokens + load.output_tokens / 2, batch=decoding)
+    plain = cost.step_s(decodes)
+    beside = cost.step_s(replace(decodes, only_decodes=False))
+    mixed = beside + _chunk_s(cost, hits, computed, chunk)
     step_s = (1 - with_chunk) * plain + with_chunk * mixed
     rate = decoding / load.output_tokens / step_s
     by_others = with_chunk * (running - 1) / running  # nobody decodes beside their own prompt
@@ -130,6 +132,7 @@ def _chunk_s(cost: StepCost, hits: int, computed: int, chunk: float) -> float:
         num_sampled=prompts,
         keys=prompts * (start + num_tokens),
         pairs=chunk * (start + num_tokens / 2),
+        only_decodes=False,
         **{name: prompts * value for name, value in special.items()},
     )
     nothing = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvspan.attention.contract import FlatIndex, KeyIndex
 from kvspan.attention.putting import Writes
+from kvspan.cost.played import MOST_ROWS
 from kvspan.layers.rotary import Rotation
 from kvspan.layers.rows import are_all
 from kvspan.models.base import Batch, Model
@@ -23,8 +24,6 @@ from kvspan.native import native_path
 from kvspan.worker.tape import Scratch, Tape
 from kvspan.worker.watch import NO_COLLECTIVE, Collective, Recorder
 
-MOST_ROWS = 128
-"""Of a step that is recorded: beyond it Python's share of a step is not worth the memory."""
 MOST_SHAPES = 64
 """Tapes that are kept, those played last."""
 _SPANS = {

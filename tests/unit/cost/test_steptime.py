@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvspan.cost.facts import find_device, load_devices
+from kvspan.cost.facts import Device, find_device, load_devices
 from kvspan.cost.memory import kv_bytes_per_global_token
 from kvspan.cost.steptime import Deployment, StepCost
 from kvspan.cost.weights import WeightDtypes, rank_weights
@@ -145,3 +145,55 @@ def test_what_ranks_do_beside_collectives_counts_once_a_layer_where_they_meet() 
     ):
         before, after = (StepCost(replace(on, device=each)).step_s(work) for each in (device, slow))
         assert after - before == pytest.approx(80 * us * 1e-6, abs=1e-9)
+
+
+def host(*, in_python: bool) -> Device:
+    """A device with figures of both ways, of which Python's are ten times those of the other."""
+    device = find_device("GB300", load_devices())
+    slow_points = {
+        op: tuple((size, 10 * us) for size, us in points)
+        for op, points in device.collectives[0].points_us.items()
+    }
+    rates, collectives = device.rates[0], device.collectives[0]
+    slow_rates = msgspec.structs.replace(rates, kernel_us=10 * rates.kernel_us, played=False)
+    slow = msgspec.structs.replace(collectives, points_us=slow_points, played=False)
+    return msgspec.structs.replace(
+        device,
+        rates=(slow_rates,) if in_python else (rates, slow_rates),
+        collectives=(slow,) if in_python else (collectives, slow),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "exchange", "dtype", "work", "played"),
+    [
+        ("Llama-3.1-70B", "a2a", "bf16", decode_work(4096, batch=128), True),
+        ("Llama-3.1-70B", "a2a", "bf16", decode_work(4096, batch=129), False),
+        ("Llama-3.1-70B", "a2a", "bf16", StepWork.of([(4096, 1), (0, 2)], num_sampled=2), False),
+        ("Llama-3.1-70B", "a2a", "bf16", StepWork.of([(4096, 1), (63, 1)], num_sampled=1), True),
+        ("Llama-3.1-70B", "ag_rs", "bf16", decode_work(4096, batch=4), False),
+        ("Llama-3.1-70B", "a2a", "fp32", decode_work(4096, batch=4), False),
+        ("Qwen3-235B-A22B", "a2a", "bf16", decode_work(4096, batch=4), False),
+    ],
+)
+def test_facts_of_the_way_in_which_a_step_runs_are_asked_for(
+    name: str, exchange: str, dtype: str, work: StepWork, played: bool
+) -> None:
+    def step_s(device: Device) -> float:
+        on = replace(
+            cost_of(name, tp=8, dcp=2).on,
+            device=device,
+            exchange=exchange,
+            dtypes=WeightDtypes(linear=dtype, experts=dtype, ends=dtype),
+        )
+        return StepCost(on).step_s(work)
+
+    fast, slow = step_s(find_device("GB300", load_devices())), step_s(host(in_python=True))
+    assert fast < slow
+    assert step_s(host(in_python=False)) == (fast if played else slow)
+
+
+def test_an_exchange_that_is_gathered_and_scattered_is_played_where_there_is_none() -> None:
+    on = replace(cost_of("Llama-3.1-70B", tp=8).on, exchange="ag_rs", device=host(in_python=False))
+    work = decode_work(4096, batch=4)
+    assert StepCost(on).step_s(work) < StepCost(on, in_python=True).step_s(work)
