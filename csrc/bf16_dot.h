@@ -40,7 +40,7 @@ struct Bf16Dot {
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
         const int width = query_width(call);
-        const bool in_plain_order = is_few(call, unit.head_lanes());
+        const bool in_plain_order = by_quarters(call, unit.head_lanes());
         for (int lane = 0; lane < unit.head_lanes(); ++lane) {
             const Place place = place_of(call, unit, first + lane);
             const Bf16* from = static_cast<const Bf16*>(call.query) +
@@ -68,7 +68,12 @@ struct Bf16Dot {
         }
         const Query query{query_of(scratch, 0, 0) + (part.number ? whole(call.part_dims[0]) : 0),
                           query_width(call)};
-        if (is_few(call, lanes)) return few_lanes(lanes, tile, ahead, query, part, to);
+        if constexpr (IS_CODE<Element>) {
+            if (by_quarters(call, lanes))
+                return CodeScores<Cells>::run(lanes, tile, ahead, query.data, query.width, part, to);
+        }
+        // A reduction costs about 3 instructions a lane and key, a transposition 0.2 a dim and key.
+        if (lanes * 16 <= call.head_dim + 16) return few_lanes(lanes, tile, ahead, query, part, to);
         transpose(tile, ahead, scratch, part);
         int lane = 0;
         const int pairs = whole(part.dims) / 2;
@@ -153,10 +158,10 @@ private:
         return lanes >= WIDE_LANES && 2 * lanes <= call.head_dim && fits;
     }
 
-    // Whether sums over a key's dims are reduced by shuffles, rather than keys transposed: of bf16 a reduction
-    // costs about 3 instructions a lane and key, of codes less than one, and a transposition 0.2 a dim and key.
-    static bool is_few(const Attention& call, int lanes) {
-        return IS_CODE<Element> ? lanes < WIDE_LANES : lanes * 16 <= call.head_dim + 16;
+    // Whether sums are so short that reducing them costs as much as they do. Longer ones are better made of
+    // whole rows, which memory delivers faster than quarters of many.
+    static bool by_quarters(const Attention& call, int lanes) {
+        return IS_CODE<Element> && call.head_dim <= 64 && lanes < WIDE_LANES;
     }
 
     // Whether values are paired in registers, from rows of bf16 in their own order.
@@ -247,8 +252,6 @@ private:
 
     static void few_lanes(int lanes, const Tile<Element>& tile, Ahead<Element>& ahead,
                           const Query& query, const Part& part, float* to) {
-        if constexpr (IS_CODE<Element>)
-            return CodeScores<Cells>::run(lanes, tile, ahead, query.data, query.width, part, to);
         int lane = 0;
         for (; lane + 4 <= lanes; lane += 4) dots<4, 4>(lane, tile, ahead, query, part, to);
         switch (lanes - lane) {
