@@ -12,6 +12,7 @@
 #include "bf16_sum.h"
 #include "bf16_wide.h"
 #include "cells.h"
+#include "code_scores.h"
 #include "flash.h"
 #include "vectors.h"
 
@@ -39,6 +40,7 @@ struct Bf16Dot {
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
         const int width = query_width(call);
+        const bool in_plain_order = by_quarters(call, unit.head_lanes());
         for (int lane = 0; lane < unit.head_lanes(); ++lane) {
             const Place place = place_of(call, unit, first + lane);
             const Bf16* from = static_cast<const Bf16*>(call.query) +
@@ -50,7 +52,7 @@ struct Bf16Dot {
                     __m512i vectors[VECTORS];
                     for (int v = 0; v < VECTORS; ++v)
                         vectors[v] = dims(from + d + 32 * v, call.part_dims[part] - d - 32 * v);
-                    Cells::arrange(vectors);
+                    if (!in_plain_order) Cells::arrange(vectors);
                     for (int v = 0; v < VECTORS; ++v) _mm512_store_si512(to + 32 * v, vectors[v]);
                 }
             }
@@ -66,6 +68,10 @@ struct Bf16Dot {
         }
         const Query query{query_of(scratch, 0, 0) + (part.number ? whole(call.part_dims[0]) : 0),
                           query_width(call)};
+        if constexpr (IS_CODE<Element>) {
+            if (by_quarters(call, lanes))
+                return CodeScores<Cells>::run(lanes, tile, ahead, query.data, query.width, part, to);
+        }
         // A reduction costs about 3 instructions a lane and key, a transposition 0.2 a dim and key.
         if (lanes * 16 <= call.head_dim + 16) return few_lanes(lanes, tile, ahead, query, part, to);
         transpose(tile, ahead, scratch, part);
@@ -123,6 +129,8 @@ struct Bf16Dot {
                 cells.pairs(tile.values[key] + d + i, tile.values[key + 1] + d + i, left, to + i / 16);
             }
         };
+        // Tables that widen codes leave registers for no more than 4 lanes.
+        if constexpr (IS_CODE<Element>) return add_all<4>(sum, 0, lanes, ahead, in_place);
         add_all(sum, 0, lanes, ahead, in_place);
     }
 
@@ -148,6 +156,12 @@ private:
     static bool is_wide(const Attention& call, int lanes) {
         const bool fits = query_width(call) <= padded(call.head_dim) && call.part_dims[0] % 4 == 0;
         return lanes >= WIDE_LANES && 2 * lanes <= call.head_dim && fits;
+    }
+
+    // Whether sums are so short that reducing them costs as much as they do. Longer ones are better made of
+    // whole rows, which memory delivers faster than quarters of many.
+    static bool by_quarters(const Attention& call, int lanes) {
+        return IS_CODE<Element> && call.head_dim <= 64 && lanes < WIDE_LANES;
     }
 
     // Whether values are paired in registers, from rows of bf16 in their own order.

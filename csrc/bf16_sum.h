@@ -52,14 +52,14 @@ KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const P
     ahead = asking;
 }
 
-// Lanes from `lane` on.
-template <class T, class PairsAt>
+// Lanes from `lane` on, at most MOST of them at a time.
+template <int MOST = SUMMED_LANES, class T, class PairsAt>
 void add_all(const WeightedSum& sum, int lane, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
-    for (; lane + SUMMED_LANES <= lanes; lane += SUMMED_LANES)
-        add<SUMMED_LANES, 4>(sum, lane, ahead, pairs_at);
+    for (; lane + MOST <= lanes; lane += MOST) add<MOST, 4>(sum, lane, ahead, pairs_at);
     switch (lanes - lane) {
         case 5:
-            return add<5, 4>(sum, lane, ahead, pairs_at);
+            if constexpr (MOST > 5) add<5, 4>(sum, lane, ahead, pairs_at);
+            return;
         case 4:
             return add<4, 4>(sum, lane, ahead, pairs_at);
         case 3:

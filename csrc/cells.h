@@ -2,9 +2,9 @@
 // compiled for AVX-512-BF16 and VBMI alone.
 //
 // Codes of 8 bits become bf16 exactly, 64 at a time: 7 bits of a code look up the high and the low byte in
-// tables of 128, its sign is put on top, and the bytes are interleaved. That leaves dims in an order of its
-// own, in which the query is arranged too; what it does to outputs, `restore` undoes. Tables hold no
-// subnormal bf16, which the dot product would take for zero.
+// tables of 128, its sign is put on top, and the bytes are interleaved. That keeps each 16 in order and leaves
+// 64 dims in an order of its own, in which a query is arranged too; what it does to outputs, `restore` undoes.
+// Tables hold no subnormal bf16, which the dot product would take for zero.
 //
 // `Cells` gives:
 //     DIMS, VECTORS     of a load
@@ -12,6 +12,8 @@
 //     pairs             of two keys' DIMS dims, each two that belong together side by side
 //     arrange           DIMS dims of a query in the order in which `load` leaves them
 //     restore           puts DIMS sums over `pairs` in order
+// and for codes:
+//     widen             what `load` does, of codes in a register
 #pragma once
 
 #include "bf16.h"
@@ -54,7 +56,10 @@ struct Codes<I8> {
     static constexpr int bf16_of(int magnitude) {
         return static_cast<int>(__builtin_bit_cast(std::uint32_t, static_cast<float>(magnitude)) >> 16);
     }
-    static __m512i magnitude(__m512i codes) { return _mm512_abs_epi8(codes); }
+    // The instruction for it has to wait for the units that multiply.
+    static __m512i magnitude(__m512i codes) {
+        return _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes));
+    }
 };
 
 template <>
@@ -99,6 +104,16 @@ public:
 
     KVSPAN_INLINE void load(const Code* p, int left, __m512i (&to)[2]) const { widen(codes(p, left), to); }
 
+    KVSPAN_INLINE void widen(__m512i codes, __m512i* to) const {
+        const __m512i magnitude = Codes<Code>::magnitude(codes);
+        const __m512i low = _mm512_permutex2var_epi8(low_[0], magnitude, low_[1]);
+        const __m512i unsigned_high = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);
+        const __m512i sign = _mm512_set1_epi8(-128);
+        const __m512i high = _mm512_ternarylogic_epi64(unsigned_high, codes, sign, 0xf8);  // a | (b & c)
+        to[0] = _mm512_unpacklo_epi8(low, high);
+        to[1] = _mm512_unpackhi_epi8(low, high);
+    }
+
     KVSPAN_INLINE void pairs(const Code* even, const Code* odd, int left, __m512i* to) const {
         const __m512i a = codes(even, left), b = codes(odd, left);
         widen(_mm512_unpacklo_epi8(a, b), to);
@@ -138,16 +153,6 @@ private:
     static KVSPAN_INLINE __m512i codes(const Code* p, int left) {
         if (left >= 64) return _mm512_loadu_si512(p);
         return left <= 0 ? _mm512_setzero_si512() : _mm512_maskz_loadu_epi8((1ull << left) - 1, p);
-    }
-
-    KVSPAN_INLINE void widen(__m512i codes, __m512i* to) const {
-        const __m512i magnitude = Codes<Code>::magnitude(codes);
-        const __m512i low = _mm512_permutex2var_epi8(low_[0], magnitude, low_[1]);
-        const __m512i unsigned_high = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);
-        const __m512i sign = _mm512_set1_epi8(-128);
-        const __m512i high = _mm512_ternarylogic_epi64(unsigned_high, codes, sign, 0xf8);  // a | (b & c)
-        to[0] = _mm512_unpacklo_epi8(low, high);
-        to[1] = _mm512_unpackhi_epi8(low, high);
     }
 
     __m512i high_[2], low_[2];

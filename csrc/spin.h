@@ -8,10 +8,14 @@ namespace {
 
 constexpr int CHAINS = 12;  // sums under way: more than the latency of any unit asks for, times its width
 
-// Runs `step(sum, number)` on CHAINS sums, `rounds` times; the compiler may not foresee their numbers.
+// Runs `step(sum, number)` on CHAINS sums, `rounds` times. The compiler may foresee neither the number nor any
+// sum, or it would merge sums that are alike; an index that is not a constant would keep them in memory.
 template <class Sum, class Number, class Step>
 inline void spin_in_registers(std::int64_t rounds, Number number, Step step) {
-    Sum sums[CHAINS] = {};
+    Sum first[CHAINS] = {}, sums[CHAINS];
+    asm volatile("" : "+m"(first));
+#pragma GCC unroll 12
+    for (int k = 0; k < CHAINS; ++k) sums[k] = first[k];
     for (std::int64_t i = 0; i < rounds; ++i) {
         asm volatile("" : "+m"(number));
         const Number here = number;
@@ -19,6 +23,7 @@ inline void spin_in_registers(std::int64_t rounds, Number number, Step step) {
         for (int k = 0; k < CHAINS; ++k) sums[k] = step(sums[k], here);
     }
     Sum total = sums[0];
+#pragma GCC unroll 12
     for (int k = 1; k < CHAINS; ++k) total += sums[k];
     asm volatile("" : : "m"(total));
 }
