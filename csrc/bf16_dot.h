@@ -108,26 +108,34 @@ struct Bf16Dot {
         if (keeps_order(call, lanes)) {
             const Bf16* room[TILE_KEYS];
             const Bf16* const* rows = value_rows(call, tile, scratch, room);
-            const auto in_order = [&](int d, int key, auto& to) __attribute__((always_inline)) {
-                for (int i = 0; i < static_cast<int>(sizeof to / 4); i += 32) {
-                    const int left = call.value_dim - d - i;
-                    Bf16Cells().pairs(rows[key] + d + i, rows[key + 1] + d + i, left, to + i / 16);
-                }
+            const auto in_order = [rows, dim = call.value_dim](int d) {
+                return [rows, d, dim](int key, auto& to) __attribute__((always_inline)) {
+                    for (int i = 0; i < static_cast<int>(sizeof to / 4); i += 32) {
+                        const int at = d + i;
+                        Bf16Cells().pairs(rows[key] + at, rows[key + 1] + at, dim - at, to + i / 16);
+                    }
+                };
             };
             return add_wide(sum, lanes, ahead, in_order);
         }
         if (lanes >= PAIRED_LANES) {
             pair(call.value_dim, cells, tile, ahead, scratch);
-            const auto paired = [&](int d, int key, auto& to) __attribute__((always_inline)) {
-                for (int i = 0; i < 4; ++i) to[i] = _mm512_load_si512(paired_at(scratch, d, key) + 16 * i);
+            const auto paired = [&](int d) {
+                return [&scratch, d](int key, auto& to) __attribute__((always_inline)) {
+                    for (int i = 0; i < 4; ++i)
+                        to[i] = _mm512_load_si512(paired_at(scratch, d, key) + 16 * i);
+                };
             };
             return add_all(sum, 0, lanes, ahead, paired);
         }
-        const auto in_place = [&](int d, int key, auto& to) __attribute__((always_inline)) {
-            for (int i = 0; i < CHUNK; i += DIMS) {
-                const int left = call.value_dim - d - i;
-                cells.pairs(tile.values[key] + d + i, tile.values[key + 1] + d + i, left, to + i / 16);
-            }
+        const auto in_place = [&](int d) {
+            return [&, d](int key, auto& to) __attribute__((always_inline)) {
+                for (int i = 0; i < CHUNK; i += DIMS) {
+                    const int at = d + i;
+                    const Element *even = tile.values[key] + at, *odd = tile.values[key + 1] + at;
+                    cells.pairs(even, odd, call.value_dim - at, to + i / 16);
+                }
+            };
         };
         // Tables that widen codes leave registers for no more than 4 lanes.
         if constexpr (IS_CODE<Element>) return add_all<4>(sum, 0, lanes, ahead, in_place);

@@ -21,53 +21,66 @@ struct WeightedSum {
     float* out;  // [lanes, padded(dim)]
 };
 
-// N lanes times V vectors of dims. `pairs_at(d, key, to)` fills `to` with dims of two keys, each two that
-// belong together side by side.
-template <int N, int V, class T, class PairsAt>
-KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const PairsAt& pairs_at) {
-    const int width = padded(sum.dim);
+// N lanes times V vectors of dims, from `lane` and `d` on, of all keys. `pairs_at(d)` gives what fills `to`
+// with those dims of two keys, by `(key, to)`, each two that belong together side by side.
+//
+// Between two blocks the multiplier idles, so little is done there: addresses that a compiler would keep over
+// the loop, in registers of vectors for want of others, are made again.
+template <int N, int V, bool ASKS, class T, class PairsAt>
+KVSPAN_INLINE void add_block(const WeightedSum& sum, int lane, int d, Ahead<T>& ahead,
+                             const PairsAt& pairs_at) {
+    std::int64_t width = padded(sum.dim);
+    float* const out = sum.out + lane * width + d;
+    const float* fade = sum.fade + lane;
+    asm volatile("" : "+r"(fade));
+    __m512 sums[N][V];
+    for (int n = 0; n < N; ++n) {
+        const __m512 factor = _mm512_set1_ps(fade[n]);
+        for (int i = 0; i < V; ++i)
+            sums[n][i] = _mm512_mul_ps(_mm512_load_ps(out + n * width + 16 * i), factor);
+    }
     const std::int32_t* weights = sum.weights + lane * (TILE_KEYS / 2);
-    Ahead<T> asking = ahead;
-    for (int d = 0; d < sum.dim; d += 16 * V) {
-        float* out = sum.out + static_cast<std::int64_t>(lane) * width + d;
-        __m512 sums[N][V];
+    const auto pairs_of = pairs_at(d);
+    const int keys = sum.keys;
+    for (int key = 0; key < keys; key += 2, ++weights) {
+        __m512i pairs[V];
+        pairs_of(key, pairs);
+        if constexpr (ASKS) ahead.ask(1);
         for (int n = 0; n < N; ++n) {
-            const __m512 factor = _mm512_set1_ps(sum.fade[lane + n]);
-            for (int i = 0; i < V; ++i)
-                sums[n][i] = _mm512_mul_ps(_mm512_load_ps(out + n * width + 16 * i), factor);
-        }
-        for (int key = 0; key < sum.keys; key += 2) {
-            __m512i pairs[V];
-            pairs_at(d, key, pairs);
-            asking.ask(1);
-            for (int n = 0; n < N; ++n) {
-                const __m512i weight = _mm512_set1_epi32(weights[n * (TILE_KEYS / 2) + key / 2]);
-                for (int i = 0; i < V; ++i) sums[n][i] = dot(sums[n][i], weight, pairs[i]);
-            }
-        }
-        for (int n = 0; n < N; ++n) {
-            for (int i = 0; i < V; ++i) _mm512_store_ps(out + n * width + 16 * i, sums[n][i]);
+            const __m512i weight = _mm512_set1_epi32(weights[n * (TILE_KEYS / 2)]);
+            for (int i = 0; i < V; ++i) sums[n][i] = dot(sums[n][i], weight, pairs[i]);
         }
     }
+    asm volatile("" : "+r"(width));
+    for (int n = 0; n < N; ++n) {
+        for (int i = 0; i < V; ++i) _mm512_store_ps(out + n * width + 16 * i, sums[n][i]);
+    }
+}
+
+// All dims of N lanes.
+template <int N, int V, bool ASKS, class T, class PairsAt>
+KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const PairsAt& pairs_at) {
+    Ahead<T> asking = ahead;
+    for (int d = 0; d < sum.dim; d += 16 * V) add_block<N, V, ASKS>(sum, lane, d, asking, pairs_at);
     ahead = asking;
 }
 
 // Lanes from `lane` on, at most MOST of them at a time.
 template <int MOST = SUMMED_LANES, class T, class PairsAt>
 void add_all(const WeightedSum& sum, int lane, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
-    for (; lane + MOST <= lanes; lane += MOST) add<MOST, 4>(sum, lane, ahead, pairs_at);
+    for (; lane + MOST <= lanes; lane += MOST) add<MOST, 4, true>(sum, lane, ahead, pairs_at);
     switch (lanes - lane) {
         case 5:
-            if constexpr (MOST > 5) add<5, 4>(sum, lane, ahead, pairs_at);
+            if constexpr (MOST > 5) add<5, 4, true>(sum, lane, ahead, pairs_at);
             return;
         case 4:
-            return add<4, 4>(sum, lane, ahead, pairs_at);
+            return add<4, 4, true>(sum, lane, ahead, pairs_at);
         case 3:
-            return add<3, 4>(sum, lane, ahead, pairs_at);
+            return add<3, 4, true>(sum, lane, ahead, pairs_at);
         case 2:
-            return add<2, 4>(sum, lane, ahead, pairs_at);
+            return add<2, 4, true>(sum, lane, ahead, pairs_at);
         case 1:
-            return add<1, 4>(sum, lane, ahead, pairs_at);
+            return add<1, 4, true>(sum, lane, ahead, pairs_at);
         default:
             return;
     }
@@ -77,7 +90,11 @@ void add_all(const WeightedSum& sum, int lane, int lanes, Ahead<T>& ahead, const
 template <class T, class PairsAt>
 void add_wide(const WeightedSum& sum, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
     int lane = 0;
-    for (; lane + WIDE_BLOCK <= lanes; lane += WIDE_BLOCK) add<WIDE_BLOCK, 2>(sum, lane, ahead, pairs_at);
+    for (; lane + WIDE_BLOCK <= lanes; lane += WIDE_BLOCK) {
+        const auto block = ahead.left() > 0 ? add<WIDE_BLOCK, 2, true, T, PairsAt>
+                                            : add<WIDE_BLOCK, 2, false, T, PairsAt>;
+        block(sum, lane, ahead, pairs_at);
+    }
     add_all(sum, lane, lanes, ahead, pairs_at);
 }
 

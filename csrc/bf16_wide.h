@@ -120,11 +120,9 @@ private:
         const std::int32_t* asked = query.words + lane;
         Ahead<T> asking = ahead;
         Sums sums[PASSES][KEYS][V];
-        for (auto& chain : sums) {
-            for (auto& row : chain) {
-                for (auto& sum : row) sum = Vector::zero();
-            }
-        }
+#pragma GCC unroll 24  // else they begin in memory
+        for (int i = 0; i < PASSES * KEYS * V; ++i)
+            sums[i / (KEYS * V)][i / V % KEYS][i % V] = Vector::zero();
         for (int d = 0; d < dims; d += 2 * PASSES) {
             asking.ask_line();
             for (int c = 0; c < PASSES; ++c, asked += query.stride()) {
@@ -137,11 +135,10 @@ private:
             }
         }
         ahead = asking;
+#pragma GCC unroll 8
         for (int k = 0; k < KEYS; ++k) {
-            for (int v = 0; v < V; ++v) {
-                to[k][v] = sums[0][k][v];
-                for (int c = 1; c < PASSES; ++c) to[k][v] = Vector::add(to[k][v], sums[c][k][v]);
-            }
+            for (int v = 0; v < V; ++v)
+                to[k][v] = PASSES == 1 ? sums[0][k][v] : Vector::add(sums[0][k][v], sums[PASSES - 1][k][v]);
         }
     }
 };

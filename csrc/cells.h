@@ -31,7 +31,8 @@ struct Bf16Cells {
     KVSPAN_INLINE void load(const Bf16* p, int left, __m512i (&to)[1]) const { to[0] = dims(p, left); }
 
     KVSPAN_INLINE void pairs(const Bf16* even, const Bf16* odd, int left, __m512i* to) const {
-        const __m512i a = dims(even, left), b = dims(odd, left);
+        const __mmask32 there = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
+        const __m512i a = _mm512_maskz_loadu_epi16(there, even), b = _mm512_maskz_loadu_epi16(there, odd);
         to[0] = _mm512_unpacklo_epi16(a, b);
         to[1] = _mm512_unpackhi_epi16(a, b);
     }

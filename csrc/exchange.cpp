@@ -248,9 +248,11 @@ public:
                  std::int64_t share)
         : partials_(partials), pieces_(std::move(pieces)), rank_(rank), out_(out), share_(share) {
         const auto size = pieces_.size();
-        lse_.resize(size);
+        const auto heads = num_heads(pieces_[rank]);
+        rows_at_once_ = std::max<std::int64_t>(WEIGHED / std::max<std::int64_t>(heads, 1), 1);
+        lse_.resize(size * rows_at_once_ * heads);
         values_.resize(size);
-        weights_.resize((size + 2) * num_heads(pieces_[rank]));
+        weights_.resize((size + 2) * rows_at_once_ * heads);
     }
 
     std::uint64_t rounds() const override {
@@ -270,25 +272,48 @@ public:
     }
 
     void take(std::uint64_t round, const std::byte* const* slots) override {
-        const Piece& mine = pieces_[rank_];
-        const Pieces rows = in_rounds(mine);
-        const std::int64_t out_bytes = mine.num_columns * bytes_of(partials_.dtype);
-        const ShardedRow sharded{
-            partials_.dtype,   static_cast<int>(pieces_.size()),       values_.data(),
-            lse_.data(),       mine.first_column % partials_.head_dim, mine.num_columns,
-            partials_.head_dim};
-        for (std::int64_t i = 0; i < rows.size(round); ++i) {
-            const std::int64_t row = rows.begin(round) + i;
-            for (int r = 0; r < static_cast<int>(pieces_.size()); ++r) {
-                const std::byte* packed = slots[r] + rank_ * share_ + i * row_bytes(mine);
-                lse_[r] = r == rank_ ? lse_at(mine, row) : reinterpret_cast<const float*>(packed);
-                values_[r] = r == rank_ ? out_at(mine, row) : packed + num_heads(mine) * sizeof(float);
-            }
-            merge(sharded, weights_.data(), out_ + row * out_bytes);
+        const Pieces rows = in_rounds(pieces_[rank_]);
+        for (std::int64_t i = 0; i < rows.size(round); i += rows_at_once_) {
+            take_rows(slots, i, rows.begin(round) + i, std::min(rows_at_once_, rows.size(round) - i));
         }
     }
 
 private:
+    static constexpr std::int64_t WEIGHED = 128;  // heads of rows: enough for vectors, and few to keep
+
+    // Merges `count` rows of this rank's piece, from `row` on; the slots have them from their `first` on.
+    void take_rows(const std::byte* const* slots, std::int64_t first, std::int64_t row, std::int64_t count) {
+        const Piece& mine = pieces_[rank_];
+        const int ranks = static_cast<int>(pieces_.size());
+        const std::int64_t heads = num_heads(mine), bytes = row_bytes(mine);
+        const auto packed = [&](int r, std::int64_t i) {
+            return slots[r] + rank_ * share_ + (first + i) * bytes;
+        };
+        for (int r = 0; r < ranks; ++r) {
+            for (std::int64_t i = 0; i < count; ++i) {
+                const auto* const lse = r == rank_ ? lse_at(mine, row + i)
+                                                   : reinterpret_cast<const float*>(packed(r, i));
+                std::copy_n(lse, heads, lse_.data() + (r * count + i) * heads);
+            }
+        }
+        find_weights(lse_.data(), ranks, count * heads, weights_.data());
+        const std::int64_t out_bytes = mine.num_columns * bytes_of(partials_.dtype);
+        for (std::int64_t i = 0; i < count; ++i) {
+            for (int r = 0; r < ranks; ++r) {
+                values_[r] = r == rank_ ? out_at(mine, row + i) : packed(r, i) + heads * sizeof(float);
+            }
+            const ShardedRow sharded{.dtype = partials_.dtype,
+                                     .ranks = ranks,
+                                     .values = values_.data(),
+                                     .weights = weights_.data() + i * heads,
+                                     .weight_stride = count * heads,
+                                     .first_column = mine.first_column % partials_.head_dim,
+                                     .columns = mine.num_columns,
+                                     .head_dim = partials_.head_dim};
+            merge(sharded, out_ + (row + i) * out_bytes);
+        }
+    }
+
     std::int64_t first_head(const Piece& piece) const { return piece.first_column / partials_.head_dim; }
     std::int64_t num_heads(const Piece& piece) const {
         if (piece.num_columns == 0) return 0;
@@ -331,10 +356,10 @@ private:
     int rank_;
     std::byte* out_;
     std::int64_t share_;
-    // Of the row at hand: where each rank's LSEs and values are, and room for weights.
-    std::vector<const float*> lse_;
+    // Of the rows at hand: everybody's LSEs and weights; of one of them, where each rank's values are.
+    std::int64_t rows_at_once_;
+    std::vector<float> lse_, weights_;
     std::vector<const std::byte*> values_;
-    std::vector<float> weights_;
 };
 
 std::size_t header_bytes(int size) {  // rounds, and the bytes for each reader

@@ -37,35 +37,6 @@ KVSPAN_INLINE void sum_as(const std::byte* const* parts, int ranks, std::int64_t
     }
 }
 
-// The share of each rank in the softmax over all keys, [ranks][heads]; 0 for a rank that saw none.
-KVSPAN_INLINE void find_weights(const ShardedRow& row, std::int64_t heads, float* weights) {
-    float* largest = weights + row.ranks * heads;
-    float* total = largest + heads;
-    for (std::int64_t h = 0; h < heads; ++h) {
-        largest[h] = -FLT_MAX;
-        total[h] = FLT_MIN;  // nothing beside the 1 of the largest, and never a division by 0
-    }
-    for (int r = 0; r < row.ranks; ++r) {
-        const float* lse = row.lse[r];
-        for (std::int64_t h = 0; h < heads; ++h) {
-            const bool larger = lse[h] > largest[h] && lse[h] <= FLT_MAX;
-            largest[h] = larger ? lse[h] : largest[h];
-        }
-    }
-    for (int r = 0; r < row.ranks; ++r) {
-        const float* lse = row.lse[r];
-        float* weight = weights + r * heads;
-        for (std::int64_t h = 0; h < heads; ++h) {
-            const bool saw = lse[h] >= -FLT_MAX && lse[h] <= FLT_MAX;
-            weight[h] = saw ? exp_of(lse[h] - largest[h]) : 0.0f;
-            total[h] += weight[h];
-        }
-    }
-    for (int r = 0; r < row.ranks; ++r) {
-        for (std::int64_t h = 0; h < heads; ++h) weights[r * heads + h] /= total[h];
-    }
-}
-
 // `size` columns of one head, from `begin` on; a weight of 0 silences even NaN.
 template <class Element>
 KVSPAN_INLINE void merge_block(const ShardedRow& row, const float* weights, std::int64_t stride,
@@ -82,18 +53,17 @@ KVSPAN_INLINE void merge_block(const ShardedRow& row, const float* weights, std:
 }
 
 template <class Element>
-KVSPAN_INLINE void merge_as(const ShardedRow& row, float* weights, std::byte* to) {
+KVSPAN_INLINE void merge_as(const ShardedRow& row, std::byte* to) {
     auto* out = reinterpret_cast<Stored<Element>*>(to);
-    const std::int64_t heads = row.heads();
-    find_weights(row, heads, weights);
+    const float* const weights = row.weights;
+    const std::int64_t heads = row.heads(), stride = row.weight_stride;
     std::int64_t begin = 0;
     for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t end = std::min(row.columns, (h + 1) * row.head_dim - row.first_column);
         for (; begin + MERGED <= end; begin += MERGED) {
-            merge_block<Element>(row, weights + h, heads, begin, MERGED,
-                                 out);  // of a size that compilers know
+            merge_block<Element>(row, weights + h, stride, begin, MERGED, out);  // a size that compilers know
         }
-        merge_block<Element>(row, weights + h, heads, begin, end - begin, out);
+        merge_block<Element>(row, weights + h, stride, begin, end - begin, out);
         begin = end;
     }
 }
@@ -104,8 +74,8 @@ KVSPAN_INLINE void merge_as(const ShardedRow& row, float* weights, std::byte* to
                                      std::byte* out) {                                             \
         sum_as<Element>(parts, ranks, count, out);                                                 \
     }                                                                                              \
-    KVSPAN_CLONES void merge_##Element(const ShardedRow& row, float* weights, std::byte* out) {    \
-        merge_as<Element>(row, weights, out);                                                      \
+    KVSPAN_CLONES void merge_##Element(const ShardedRow& row, std::byte* out) {                    \
+        merge_as<Element>(row, out);                                                               \
     }
 
 KVSPAN_REDUCE(AsF32)
@@ -114,16 +84,44 @@ KVSPAN_REDUCE(AsF16)
 
 }  // namespace
 
+KVSPAN_CLONES void find_weights(const float* lse, int ranks, std::int64_t count, float* weights) {
+    float* const largest = weights + ranks * count;
+    float* const total = largest + count;
+    for (std::int64_t i = 0; i < count; ++i) {
+        largest[i] = -FLT_MAX;
+        total[i] = FLT_MIN;  // nothing beside the 1 of the largest, and never a division by 0
+    }
+    for (int r = 0; r < ranks; ++r) {
+        const float* const its = lse + r * count;
+        for (std::int64_t i = 0; i < count; ++i) {
+            const bool larger = its[i] > largest[i] && its[i] <= FLT_MAX;
+            largest[i] = larger ? its[i] : largest[i];
+        }
+    }
+    for (int r = 0; r < ranks; ++r) {
+        const float* const its = lse + r * count;
+        float* const weight = weights + r * count;
+        for (std::int64_t i = 0; i < count; ++i) {
+            const bool saw = its[i] >= -FLT_MAX && its[i] <= FLT_MAX;
+            weight[i] = saw ? exp_of(its[i] - largest[i]) : 0.0f;
+            total[i] += weight[i];
+        }
+    }
+    for (int r = 0; r < ranks; ++r) {
+        for (std::int64_t i = 0; i < count; ++i) weights[r * count + i] /= total[i];
+    }
+}
+
 void sum(Dtype dtype, const std::byte* const* parts, int ranks, std::int64_t count, std::byte* out) {
     const auto run = dtype == Dtype::f32 ? sum_AsF32 : dtype == Dtype::bf16 ? sum_AsBf16 : sum_AsF16;
     run(parts, ranks, count, out);
 }
 
-void merge(const ShardedRow& row, float* weights, std::byte* out) {
+void merge(const ShardedRow& row, std::byte* out) {
     const auto run = row.dtype == Dtype::f32    ? merge_AsF32
                      : row.dtype == Dtype::bf16 ? merge_AsBf16
                                                 : merge_AsF16;
-    run(row, weights, out);
+    run(row, out);
 }
 
 }  // namespace kvspan
