@@ -152,6 +152,19 @@ void append_split(Plan& plan, const Unit& whole, double share) {
     plan.families.push_back(family);
 }
 
+// Numbers the tiles of all units, and says beside which of them what comes next is asked for: the last ones.
+Soon spread_soon(Plan& plan) {
+    std::int64_t tiles = 0;
+    for (Unit& unit : plan.units) {
+        unit.first_tile = tiles;
+        tiles += (keys_of(unit) + TILE_KEYS - 1) / TILE_KEYS;
+    }
+    if (read_soon() == nullptr) return {};
+    Soon soon{read_soon()->data(), read_soon()->size(), 0};
+    soon.first_tile = std::max<std::int64_t>(tiles - soon.tiles(), 0);
+    return soon;
+}
+
 // Units with so little work each that all threads end at about the same time.
 Plan make_plan(const Attention& call, int threads) {
     const std::vector<Unit> wholes = whole_units(call);
@@ -207,8 +220,10 @@ void finish(const Attention& call, const Unit& unit, const Partial* partials, in
 
 }  // namespace
 
-void attend(const Attention& call, Kernel kernel, int threads) {
-    const Plan plan = make_plan(call, threads);
+void attend(const Attention& asked, Kernel kernel, int threads) {
+    Attention call = asked;
+    Plan plan = make_plan(call, threads);
+    call.soon = spread_soon(plan);
     std::size_t floats = 0;  // of the partials of units that are not alone
     std::vector<std::size_t> offsets(plan.units.size());
     std::vector<std::atomic<int>> unfinished(plan.families.size());

@@ -14,6 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "soon.h"
+
 namespace kvspan {
 
 constexpr int TILE_KEYS = 64;    // so that the keys of a tile that a row sees are the bits of a word
@@ -56,6 +58,7 @@ struct Attention {
     float scale;
     void* out;   // [rows, heads, value_dim], contiguous
     float* lse;  // [rows, heads]
+    Soon soon;   // what is read behind the call
 
     int group() const { return heads / kv_heads; }
 };
@@ -66,6 +69,7 @@ struct Unit {
     std::int64_t sequence, first_row, rows;
     int first_head, heads, first_kv_head, kv_heads;
     std::int64_t first_key, last_key;
+    std::int64_t first_tile;  // of the call's, in the order of its units
 
     int head_lanes() const { return static_cast<int>(rows) * heads; }
     int lanes() const { return kv_heads * head_lanes(); }
@@ -105,6 +109,6 @@ constexpr int padded(int dim) { return (dim + DIM_PADDING - 1) / DIM_PADDING * D
 using Kernel = void (*)(const Attention&, const Unit&, const Scratch&, const Partial&);
 
 // Output and natural-log LSE of every row of a call, on at most `threads` threads.
-void attend(const Attention& call, Kernel kernel, int threads);
+void attend(const Attention& asked, Kernel kernel, int threads);
 
 }  // namespace kvspan

@@ -13,6 +13,8 @@ namespace {
 constexpr int SUMMED_LANES = 6;  // of a register block, with 4 vectors each
 constexpr int WIDE_BLOCK = 8;    // likewise, with 2
 
+enum class Asks { nothing, rows, soon };  // what is asked for meanwhile
+
 // out[lane] = out[lane] * fade[lane] + the sum over a tile's keys of weight times value.
 struct WeightedSum {
     int dim, keys;
@@ -26,7 +28,7 @@ struct WeightedSum {
 //
 // Between two blocks the multiplier idles, so little is done there: addresses that a compiler would keep over
 // the loop, in registers of vectors for want of others, are made again.
-template <int N, int V, bool ASKS, class T, class PairsAt>
+template <int N, int V, Asks ASKS, class T, class PairsAt>
 KVSPAN_INLINE void add_block(const WeightedSum& sum, int lane, int d, Ahead<T>& ahead,
                              const PairsAt& pairs_at) {
     std::int64_t width = padded(sum.dim);
@@ -45,7 +47,8 @@ KVSPAN_INLINE void add_block(const WeightedSum& sum, int lane, int d, Ahead<T>& 
     for (int key = 0; key < keys; key += 2, ++weights) {
         __m512i pairs[V];
         pairs_of(key, pairs);
-        if constexpr (ASKS) ahead.ask(1);
+        if constexpr (ASKS == Asks::rows) ahead.ask(1);
+        if constexpr (ASKS == Asks::soon) ahead.ask_soon_line();
         for (int n = 0; n < N; ++n) {
             const __m512i weight = _mm512_set1_epi32(weights[n * (TILE_KEYS / 2)]);
             for (int i = 0; i < V; ++i) sums[n][i] = dot(sums[n][i], weight, pairs[i]);
@@ -58,7 +61,7 @@ KVSPAN_INLINE void add_block(const WeightedSum& sum, int lane, int d, Ahead<T>& 
 }
 
 // All dims of N lanes.
-template <int N, int V, bool ASKS, class T, class PairsAt>
+template <int N, int V, Asks ASKS, class T, class PairsAt>
 KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const PairsAt& pairs_at) {
     Ahead<T> asking = ahead;
     for (int d = 0; d < sum.dim; d += 16 * V) add_block<N, V, ASKS>(sum, lane, d, asking, pairs_at);
@@ -68,19 +71,19 @@ KVSPAN_APART void add(const WeightedSum& sum, int lane, Ahead<T>& ahead, const P
 // Lanes from `lane` on, at most MOST of them at a time.
 template <int MOST = SUMMED_LANES, class T, class PairsAt>
 void add_all(const WeightedSum& sum, int lane, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
-    for (; lane + MOST <= lanes; lane += MOST) add<MOST, 4, true>(sum, lane, ahead, pairs_at);
+    for (; lane + MOST <= lanes; lane += MOST) add<MOST, 4, Asks::rows>(sum, lane, ahead, pairs_at);
     switch (lanes - lane) {
         case 5:
-            if constexpr (MOST > 5) add<5, 4, true>(sum, lane, ahead, pairs_at);
+            if constexpr (MOST > 5) add<5, 4, Asks::rows>(sum, lane, ahead, pairs_at);
             return;
         case 4:
-            return add<4, 4, true>(sum, lane, ahead, pairs_at);
+            return add<4, 4, Asks::rows>(sum, lane, ahead, pairs_at);
         case 3:
-            return add<3, 4, true>(sum, lane, ahead, pairs_at);
+            return add<3, 4, Asks::rows>(sum, lane, ahead, pairs_at);
         case 2:
-            return add<2, 4, true>(sum, lane, ahead, pairs_at);
+            return add<2, 4, Asks::rows>(sum, lane, ahead, pairs_at);
         case 1:
-            return add<1, 4, true>(sum, lane, ahead, pairs_at);
+            return add<1, 4, Asks::rows>(sum, lane, ahead, pairs_at);
         default:
             return;
     }
@@ -91,8 +94,9 @@ template <class T, class PairsAt>
 void add_wide(const WeightedSum& sum, int lanes, Ahead<T>& ahead, const PairsAt& pairs_at) {
     int lane = 0;
     for (; lane + WIDE_BLOCK <= lanes; lane += WIDE_BLOCK) {
-        const auto block = ahead.left() > 0 ? add<WIDE_BLOCK, 2, true, T, PairsAt>
-                                            : add<WIDE_BLOCK, 2, false, T, PairsAt>;
+        const auto block = ahead.left() > 0         ? add<WIDE_BLOCK, 2, Asks::rows, T, PairsAt>
+                           : ahead.soon_lines() > 0 ? add<WIDE_BLOCK, 2, Asks::soon, T, PairsAt>
+                                                    : add<WIDE_BLOCK, 2, Asks::nothing, T, PairsAt>;
         block(sum, lane, ahead, pairs_at);
     }
     add_all(sum, lane, lanes, ahead, pairs_at);

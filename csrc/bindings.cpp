@@ -49,7 +49,9 @@ public:
         call.input_stride = input_stride;
         call.out = at<void>(out);
         call.wide = wide;
-        made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); });
+        const std::size_t bytes = call.panels() * call.pairs() * LINEAR_PANEL * 2 * sizeof(std::uint16_t);
+        made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); }, {},
+             {reinterpret_cast<std::uintptr_t>(call.weight), bytes});
     }
 
     void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first,

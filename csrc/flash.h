@@ -49,15 +49,19 @@ struct Tile {
 };
 
 // The rows of memory that the tile behind reads, asked for a few at a time while this one is worked on: at
-// an even pace, for a processor has only so many requests under way, and waits when there are more.
+// an even pace, for a processor has only so many requests under way, and waits when there are more. And lines
+// that are read after the call, for who has time to ask for them, see `Soon`.
 template <class T>
 class Ahead {
 public:
-    Ahead(const Attention& call, const Tile<T>& next) {
+    Ahead(const Attention& call, const Tile<T>& next, const Memory& soon) {
         if (next.seen == 0) return;
         const bool within = next.values[0] >= next.keys[0] && next.values[0] < next.keys[0] + call.head_dim;
         rows_ = next.keys, dims_ = call.head_dim, left_ = TILE_KEYS;
         if (!within) then_ = next.values, then_dims_ = call.value_dim;
+        if (!within) return;  // keys and values apart are read for as long as they are multiplied
+        soon_ = reinterpret_cast<const char*>(soon.begin);
+        soon_lines_ = static_cast<int>(soon.bytes / LINE_BYTES);
     }
 
     // Rows not asked for yet: of keys, and of values unless those lie within keys.
@@ -84,8 +88,17 @@ public:
         if (--left_ == 0 && then_) take_values();
     }
 
+    int soon_lines() const { return soon_lines_; }
+
+    KVSPAN_INLINE void ask_soon_line() {
+        if (soon_lines_ == 0) return;
+        __builtin_prefetch(soon_, 0, 2);
+        soon_ += LINE_BYTES;
+        --soon_lines_;
+    }
+
 private:
-    static constexpr int LINE = 64 / static_cast<int>(sizeof(T));
+    static constexpr int LINE_BYTES = 64, LINE = LINE_BYTES / static_cast<int>(sizeof(T));
 
     void take_values() {
         rows_ = then_, dims_ = then_dims_, left_ = TILE_KEYS;
@@ -94,6 +107,8 @@ private:
 
     const T *const *rows_ = nullptr, *const *then_ = nullptr;  // then_: null = nothing
     int dims_ = 0, then_dims_ = 0, left_ = 0, dim_ = 0;
+    const char* soon_ = nullptr;
+    int soon_lines_ = 0;
 };
 
 // The keys first..last as bits of a tile that starts at `start`.
@@ -302,7 +317,8 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
             if (tile.seen == 0) continue;
             const Scratch its_scratch = scratch_of(call, unit, head, scratch);
             const Partial its_partial = partial_of(call, unit, head, partial);
-            Ahead<T> ahead(call, next);
+            const std::int64_t number = unit.first_tile + (first - begin) / TILE_KEYS;
+            Ahead<T> ahead(call, next, head == 0 ? call.soon.beside(number) : Memory{});
             score<Math>(call, lanes, tile, ahead, its_scratch);
             soften<Math>(call, unit, tile, its_scratch, its_partial, ahead, fade);
             Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);

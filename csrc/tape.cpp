@@ -8,6 +8,8 @@
 namespace kvspan {
 namespace {
 
+constexpr std::size_t SOON_BYTES = 24 << 20;  // that stay in a cache of 32 MiB; of 12 to 28 as fast as any
+
 double now_s() {
     const auto since = std::chrono::steady_clock::now().time_since_epoch();
     return std::chrono::duration<double>(since).count();
@@ -20,14 +22,42 @@ Tape*& Tape::recording() {
     return tape;
 }
 
-void Tape::keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought) {
-    calls_.push_back({work, std::move(call)});
+void Tape::keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought,
+                Memory weight) {
+    calls_.push_back({work, std::move(call), weight, {}});
     is_whole_ &= std::all_of(brought.begin(), brought.end(), [&](const void* at) { return is_input(at); });
+}
+
+void Tape::stop() {
+    recording() = nullptr;
+    for (std::size_t i = 0; i < calls_.size(); ++i) {
+        if (calls_[i].work == Work::attention) calls_[i].soon = read_behind(i);
+    }
+}
+
+std::vector<Memory> Tape::read_behind(std::size_t call) const {
+    std::vector<Memory> soon;
+    std::size_t left = SOON_BYTES;
+    for (std::size_t i = call + 1; i < calls_.size() && calls_[i].work != Work::attention && left > 0; ++i) {
+        const Memory& weight = calls_[i].weight;
+        if (weight.bytes == 0) continue;
+        soon.push_back({weight.begin, std::min(weight.bytes, left)});
+        left -= soon.back().bytes;
+    }
+    return soon;
+}
+
+void Tape::make(const Call& call) {
+    struct Told {
+        explicit Told(const std::vector<Memory>& soon) { read_soon() = &soon; }
+        ~Told() { read_soon() = nullptr; }
+    } const told(call.soon);
+    call.make();
 }
 
 void Tape::play(int threads) const {
     as_a_team(threads, [&] {
-        for (const Call& call : calls_) call.make();
+        for (const Call& call : calls_) make(call);
     });
 }
 
@@ -37,7 +67,7 @@ std::vector<Timed> Tape::play_timed(int threads) const {
     as_a_team(threads, [&] {
         for (const Call& call : calls_) {
             const double start_s = now_s();
-            call.make();
+            make(call);
             times.push_back({call.work, start_s, now_s()});
         }
     });

@@ -9,15 +9,12 @@
 #include <initializer_list>
 #include <vector>
 
+#include "soon.h"
+
 namespace kvspan {
 
 // What the time of a call counts as.
 enum class Work { attention, cache, linear, rows, exchange };
-
-struct Memory {
-    std::uintptr_t begin;
-    std::size_t bytes;
-};
 
 // When a call was made, by the steady clock.
 struct Timed {
@@ -32,13 +29,15 @@ public:
 
     // Calls of this thread are kept from here on; and no longer.
     void record() { recording() = this; }
-    void stop() { recording() = nullptr; }
+    void stop();
 
     // The tape that keeps this thread's calls, or null.
     static Tape*& recording();
 
-    // `brought` are the addresses at which the call reads what a step brings.
-    void keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought);
+    // `brought` are the addresses at which the call reads what a step brings; `weight` is what else it reads,
+    // the same in all steps.
+    void keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought,
+              Memory weight);
 
     // Whether every call read what a step brings from the inputs: it can then be made for another step.
     bool is_whole() const { return is_whole_; }
@@ -52,9 +51,14 @@ private:
     struct Call {
         Work work;
         std::function<void()> make;
+        Memory weight;
+        std::vector<Memory> soon;  // of attention: what is read behind it
     };
 
+    static void make(const Call& call);
+
     bool is_input(const void* address) const;
+    std::vector<Memory> read_behind(std::size_t call) const;
 
     std::vector<Memory> inputs_;
     std::vector<Call> calls_;
@@ -63,9 +67,10 @@ private:
 
 // Makes a call, which is kept if this thread records.
 template <class Call>
-void made(Work work, const Call& call, std::initializer_list<const void*> brought = {}) {
+void made(Work work, const Call& call, std::initializer_list<const void*> brought = {},
+          Memory weight = {}) {
     call();
-    if (Tape* const tape = Tape::recording()) tape->keep(work, call, brought);
+    if (Tape* const tape = Tape::recording()) tape->keep(work, call, brought, weight);
 }
 
 }  // namespace kvspan
