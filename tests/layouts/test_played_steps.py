@@ -46,6 +46,7 @@ def case(
     replicate_q: bool = True,
     kv: str = "bfloat16",
     homes: bool = False,
+    pools: bool = False,
     exchange: str = "a2a",
 ) -> ForwardCase:
     return ForwardCase(
@@ -56,7 +57,7 @@ def case(
         dtype=torch.bfloat16,
         kv_dtype=getattr(torch, kv),
         ranks_are_homes=homes,
-        random_pools=homes,  # sequences are at home for a while, and then on several ranks
+        random_pools=homes or pools,  # sequences are at home for a while, and then on several ranks
         shared_memory=True,
     )
 
@@ -69,6 +70,8 @@ CASES = {
     "T2-W2-gather": case(2, 2, replicate_q=False),
     "T3-W3-gather-e4m3": case(3, 3, replicate_q=False, kv="float8_e4m3fn"),
     "T1-P2-W2": case(1, 2, pcp=2),
+    "T1-P2-W2-homes": case(1, 2, pcp=2, pools=True),
+    "T2-P2-W4-homes": case(2, 4, pcp=2, pools=True),
     "T2-W2-homes": case(2, 2, homes=True),
 }
 
@@ -100,6 +103,15 @@ def test_a_played_step_gives_the_same_bits(
     in_python = forward(resolve(str(tmp_path)), sequences, case).logits
     assert not plays
     assert all(map(torch.equal, played, in_python))
+
+
+@pytest.mark.parametrize("name", ["T1-P2-W2", "T1-P2-W2-homes", "T2-P2-W4-homes"])
+def test_most_steps_of_coordinates_are_played(name: str, plays: list[Tape], tmp_path: Path) -> None:
+    """Also those in which rows of several coordinates, or local and spread ones, come together."""
+    write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
+    sequences = [list(range(1, 60)) for _ in range(3)]
+    forward(resolve(str(tmp_path)), sequences, CASES[name])
+    assert len(plays) >= 0.7 * 59 * CASES[name].topology.world_size
 
 
 @pytest.mark.parametrize("model", NATIVE)

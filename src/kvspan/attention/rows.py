@@ -13,14 +13,10 @@ makes the queries and the output of its local rows for all heads of the group, a
 with them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Self
-
-import torch
-from torch import Tensor
 
 from kvspan.attention.exchange import Exchange, make_exchange
 from kvspan.comm.group import Group, Piece, World
@@ -56,28 +52,6 @@ class RowGroups:
         pcp = world.group(topology.pcp_groups())
         columns = dcp if same else world.group(topology.column_groups())
         return cls(pcp=pcp, columns=columns, home=solo() if ranks_are_homes else columns)
-
-
-def gather_rows(group: Group, sizes: Sequence[int], *tensors: Tensor) -> list[Tensor]:
-    """Puts everybody's rows one below the other.
-
-    Args:
-        group: who has the others.
-        sizes: rows of each rank of the group that are gathered.
-        tensors: [n, ...], this rank's rows; those after the first sizes[rank] stay here alone.
-
-    Returns:
-        [sum of sizes + n - sizes[rank], ...] of each: everybody's rows, and then those that stayed.
-    """
-    if group.size == 1 or not any(sizes):  # alone, they are in order; with none, so all ranks see it
-        return list(tensors)
-    own = sizes[group.rank]
-    under_way = [group.all_gather(x[:own].contiguous(), sizes) for x in tensors]
-    gathered = [pending.wait() for pending in under_way]
-    return [
-        every if len(x) == own else torch.cat([every, x[own:]])
-        for every, x in zip(gathered, tensors, strict=True)
-    ]
 
 
 @dataclass(frozen=True, slots=True)

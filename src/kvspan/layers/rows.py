@@ -1,6 +1,8 @@
-"""What happens to rows between linear layers: in native kernels of one pass, or in torch operators.
+"""What happens to rows between linear layers: in native kernels of one pass, or in torch operators; and
+how rows of several kinds, or of several ranks, come together.
 
-Both variants round at the same places, so that they differ by the last bit of a float32 at the most.
+Both variants of an operator round at the same places, so that they differ by the last bit of a float32 at
+the most.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvspan.comm.group import Group
 from kvspan.native import extension, native_path
 
 MOST_HEAD_ROWS = 16
@@ -243,6 +246,30 @@ def are_all(rows: slice | Tensor, num_rows: int) -> bool:
     return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
+def follow_one_another(num_rows: int, parts: Sequence[slice | Tensor]) -> bool:
+    """Whether parts name all of `num_rows` rows in order, each a run of them; a run may be empty."""
+    at = 0
+    for rows in parts:
+        if not isinstance(rows, slice) or (rows.stop > rows.start and rows.start != at):
+            return False
+        at = max(at, rows.stop)
+    return at == num_rows
+
+
+def below_each_other(parts: Sequence[Tensor]) -> Tensor:
+    """Rows of several tensors [n, ...] in one; copied unless one tensor has all of them."""
+    some = [part for part in parts if len(part)] or parts[:1]
+    if len(some) == 1:
+        return some[0]
+    flat = [packed(part).view(1, -1) for part in some]
+    return row_ops(some[0]).side_by_side(flat).view(-1, *some[0].shape[1:])
+
+
+def packed(x: Tensor) -> Tensor:
+    """[n, ...] without gaps between rows; copied if there are any."""
+    return x if x.is_contiguous() else row_ops(x).side_by_side([x.flatten(1)]).view(x.shape)
+
+
 def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
     """Rows of several kinds in one tensor; copied unless one kind has all of them.
 
@@ -253,9 +280,8 @@ def together(num_rows: int, parts: Sequence[tuple[slice | Tensor, Tensor]]) -> T
     Returns:
         [R, ...].
     """
-    for rows, part in parts:
-        if are_all(rows, num_rows):
-            return part
+    if follow_one_another(num_rows, [rows for rows, _ in parts]):
+        return below_each_other([part for _, part in parts])
     out = parts[0][1].new_empty(num_rows, *parts[0][1].shape[1:])
     for rows, part in parts:
         out[rows] = part
@@ -281,6 +307,25 @@ def among(num_rows: int, rows: slice | Tensor, part: Tensor, *, rest: Tensor | N
         out += rest
     out[rows] = part
     return out
+
+
+def gather_rows(group: Group, sizes: Sequence[int], *tensors: Tensor) -> list[Tensor]:
+    """Puts everybody's rows one below the other.
+
+    Args:
+        group: who has the others.
+        sizes: rows of each rank of the group that are gathered.
+        tensors: [n, ...], this rank's rows; those after the first sizes[rank] stay here alone.
+
+    Returns:
+        [sum of sizes + n - sizes[rank], ...] of each: everybody's rows, and then those that stayed.
+    """
+    if group.size == 1 or not any(sizes):  # alone, they are in order; with none, so all ranks see it
+        return list(tensors)
+    own = sizes[group.rank]
+    under_way = [group.all_gather(packed(x[:own]), sizes) for x in tensors]
+    gathered = [pending.wait() for pending in under_way]
+    return [below_each_other([every, x[own:]]) for every, x in zip(gathered, tensors, strict=True)]
 
 
 def row_ops(x: Tensor) -> RowOps:

@@ -30,7 +30,7 @@ from kvspan.attention.contract import KeyIndex
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
 from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
+from kvspan.attention.rows import Reach, cut_pieces, make_reaches
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
@@ -39,7 +39,7 @@ from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import row_ops, some_rows, together
+from kvspan.layers.rows import gather_rows, row_ops, some_rows, together
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from kvspan.attention.kv_store import KvStore
 from kvspan.attention.prefill import OwnHeads
-from kvspan.attention.rows import Reach, cut_pieces, gather_rows, make_reaches
+from kvspan.attention.rows import Reach, cut_pieces, make_reaches
 from kvspan.config.model import ModelConfig
 from kvspan.layers.linear import Attended, ColumnLinear, OutLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import some_rows
+from kvspan.layers.rows import gather_rows, some_rows
 from kvspan.models.base import Asking, Batch, RankContext
 from kvspan.models.decoder import Decoder, feed_forward
 from kvspan.models.queries import GroupQueries

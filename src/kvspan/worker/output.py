@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvspan.attention.prefill import row_numbers
-from kvspan.attention.rows import gather_rows
 from kvspan.comm.group import Group
 from kvspan.errors import OutputError
-from kvspan.layers.rows import some_rows
+from kvspan.layers.rows import gather_rows, some_rows
 from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob

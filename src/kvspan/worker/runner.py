@@ -7,7 +7,7 @@ whose layers are not native throughout, runs in Python as it always can.
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from kvspan.attention.contract import FlatIndex, KeyIndex
 from kvspan.attention.putting import Writes
 from kvspan.cost.played import MOST_ROWS
 from kvspan.layers.rotary import Rotation
-from kvspan.layers.rows import are_all
+from kvspan.layers.rows import are_all, follow_one_another
 from kvspan.models.base import Batch, Model
 from kvspan.native import native_path
 from kvspan.worker.tape import Scratch, Tape
@@ -99,34 +99,33 @@ class _Shape(NamedTuple):
         num_rows: of this rank.
         num_keyed: rows whose keys come here.
         row_sizes: `Batch.row_sizes`.
-        reach: which of `Batch.asking` has rows.
-        asking: rows of each rank of the reach's group.
-        room: blocks of all sequences' tables that there is memory for, a power of two.
+        asking: of each of `Batch.asking` the rows of each rank of its group.
+        rooms: of each of them, blocks of all sequences' tables that there is memory for, a power of two;
+            0 = nobody asks.
     """
 
     num_rows: int
     num_keyed: int
     row_sizes: tuple[int, ...]
-    reach: int
-    asking: tuple[int, ...]
-    room: int
+    asking: tuple[tuple[int, ...], ...]
+    rooms: tuple[int, ...]
 
     @classmethod
     def of(cls, batch: Batch) -> "_Shape | None":
         """The shape of a step; None if it is not one token of each sequence, all alike."""
-        (reach, *others) = [i for i, asking in enumerate(batch.asking) if asking.keys.num_rows] or [0]
-        asking, num_rows = batch.asking[reach], len(batch.token_ids)
+        asked, num_rows = [asking.keys for asking in batch.asking], len(batch.token_ids)
         is_decode = (
-            0 < asking.keys.num_rows == len(asking.keys.tables) <= MOST_ROWS
-            and not others
+            any(keys.num_rows for keys in asked)
+            and all(keys.num_rows == len(keys.tables) <= MOST_ROWS for keys in asked)
             and are_all(batch.attending, num_rows)
             and not batch.gathered.num_keys
-            and are_all(asking.rows, num_rows)
+            and follow_one_another(num_rows, [asking.rows for asking in batch.asking])
         )
         if not is_decode or batch.token_ids.device.type != "cpu" or native_path().isa is None:
             return None
-        room = 1 << len(asking.keys.flat.blocks).bit_length()
-        return cls(num_rows, len(batch.writes.blocks), batch.row_sizes, reach, asking.sizes, room)
+        sizes = tuple(asking.sizes for asking in batch.asking)
+        rooms = tuple(1 << len(keys.flat.blocks).bit_length() if keys.num_rows else 0 for keys in asked)
+        return cls(num_rows, len(batch.writes.blocks), batch.row_sizes, sizes, rooms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,62 +133,67 @@ class _Inputs:
     """What a step brings, in memory that stays where it is.
 
     Args:
-        reach: which of `Batch.asking` is seen.
         token_ids: of the rows.
         rotation: likewise.
         writes: where keys and values of all rows go that come here.
-        flat: which keys rows see; there is room for longer tables.
+        flats: which keys the rows of each of `Batch.asking` see; there is room for longer tables.
     """
 
-    reach: int
     token_ids: Tensor
     rotation: Rotation
     writes: Writes
-    flat: FlatIndex
+    flats: tuple[FlatIndex, ...]
 
     @classmethod
     def like(cls, batch: Batch, rotation: Rotation, shape: _Shape) -> "_Inputs":
         """Memory for steps of a shape."""
-        writes, flat = batch.writes, batch.asking[shape.reach].keys.flat
+        writes = batch.writes
         return cls(
-            shape.reach,
             torch.empty_like(batch.token_ids),
             replace(rotation, cos=torch.empty_like(rotation.cos), sin=torch.empty_like(rotation.sin)),
             Writes(torch.empty_like(writes.blocks), torch.empty_like(writes.offsets)),
-            FlatIndex(
-                torch.empty_like(flat.row_starts),
-                torch.empty_like(flat.table_starts),
-                torch.empty(shape.room, dtype=torch.int64),
-                torch.empty_like(flat.first),
-                torch.empty_like(flat.last),
+            tuple(
+                FlatIndex(
+                    torch.empty_like(flat.row_starts),
+                    torch.empty_like(flat.table_starts),
+                    torch.empty(room, dtype=torch.int64),
+                    torch.empty_like(flat.first),
+                    torch.empty_like(flat.last),
+                )
+                for flat, room in zip(_flats(batch), shape.rooms, strict=True)
             ),
         )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
-        return _tensors(self.token_ids, self.rotation, self.writes, self.flat)
+        return _tensors(self.token_ids, self.rotation, self.writes, self.flats)
 
     def take(self, batch: Batch, rotation: Rotation) -> None:
         """Fills the memory with what a step brings."""
-        flat = batch.asking[self.reach].keys.flat
-        brought = _tensors(batch.token_ids, rotation, batch.writes, flat)
+        brought = _tensors(batch.token_ids, rotation, batch.writes, _flats(batch))
         for mine, its in zip(self.tensors, brought, strict=True):
             mine[: len(its)] = its
 
     def batch(self, like: Batch) -> Batch:
         """A batch of what is in the memory, for layers."""
-        asking = [*like.asking]
-        asking[self.reach] = replace(asking[self.reach], keys=KeyIndex.over(self.flat))
-        spread, local = asking
+        spread, local = (
+            replace(asking, keys=KeyIndex.over(flat))
+            for asking, flat in zip(like.asking, self.flats, strict=True)
+        )
         return replace(like, token_ids=self.token_ids, writes=self.writes, asking=(spread, local))
 
 
+def _flats(batch: Batch) -> tuple[FlatIndex, ...]:
+    return tuple(asking.keys.flat for asking in batch.asking)
+
+
 def _tensors(
-    token_ids: Tensor, rotation: Rotation, writes: Writes, flat: FlatIndex
+    token_ids: Tensor, rotation: Rotation, writes: Writes, flats: Sequence[FlatIndex]
 ) -> tuple[Tensor, ...]:
     of_rows = (token_ids, rotation.cos, rotation.sin, writes.blocks, writes.offsets)
-    return *of_rows, flat.row_starts, flat.table_starts, flat.blocks, flat.first, flat.last
+    of_keys = ((f.row_starts, f.table_starts, f.blocks, f.first, f.last) for f in flats)
+    return *of_rows, *(tensor for each in of_keys for tensor in each)
 
 
 @dataclass(frozen=True, slots=True)
