@@ -74,7 +74,9 @@ std::vector<Timed> Tape::play_timed(int threads) const {
     return times;
 }
 
+// A call for no rows reads nothing, nowhere.
 bool Tape::is_input(const void* address) const {
+    if (address == nullptr) return true;
     const auto at = reinterpret_cast<std::uintptr_t>(address);
     return std::any_of(inputs_.begin(), inputs_.end(), [at](const Memory& memory) {
         return at >= memory.begin && at - memory.begin < memory.bytes;

@@ -57,6 +57,7 @@ def case(
         dtype=torch.bfloat16,
         kv_dtype=getattr(torch, kv),
         ranks_are_homes=homes,
+        least_tokens_to_split=2,
         random_pools=homes or pools,  # sequences are at home for a while, and then on several ranks
         shared_memory=True,
     )
@@ -111,7 +112,7 @@ def test_most_steps_of_coordinates_are_played(name: str, plays: list[Tape], tmp_
     write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
     sequences = [list(range(1, 60)) for _ in range(3)]
     forward(resolve(str(tmp_path)), sequences, CASES[name])
-    assert len(plays) >= 0.7 * 59 * CASES[name].topology.world_size
+    assert len(plays) >= 0.6 * 59 * CASES[name].topology.world_size  # the others wait, or are recorded
 
 
 @pytest.mark.parametrize("model", NATIVE)
