@@ -11,7 +11,7 @@ from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.tiny import TINY, RawConfig, tiny_deepseek_v3, tiny_llama
 from kvspan.topology import Topology
 from tests.conftest import SEED
-from tests.layouts.test_engine_layouts import engine
+from tests.layouts.engines import engine
 from tests.layouts.test_forward_layouts import sequences
 
 MODELS = {

@@ -161,6 +161,20 @@ def test_draws_do_not_depend_on_the_layout(
 
 
 @pytest.mark.parametrize(
+    "layout", ["T2-W2", "T8-W8", "P2-T1-W1", "P2-T2-W4", "P2-T1-W2-elastic", "T2-W2-elastic"]
+)
+def test_tokens_alone_are_those_that_come_with_log_probabilities(
+    layout: str, model: Path, one_rank: dict[str, list[Generation]]
+) -> None:
+    """They are chosen from logits that stay where they are, and each coordinate chooses for its rows."""
+    with engine(model, **LAYOUTS[layout]) as llm:
+        for params, name in ((GREEDY, "greedy"), (DRAWN, "drawn")):
+            found = generate(llm, prompts(), msgspec.structs.replace(params, logprobs=None))
+            wanted = [g.result().outputs[0].token_ids for g in one_rank[name]]
+            assert [g.result().outputs[0].token_ids for g in found] == wanted
+
+
+@pytest.mark.parametrize(
     "layout",
     [
         "T3-W1",

@@ -12,7 +12,8 @@ from kvspan.testing.tiny import KIMI, TINY
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
-from tests.layouts.test_engine_layouts import assert_same, engine, run
+from tests.layouts.engines import engine, generate
+from tests.layouts.test_engine_layouts import GREEDY, assert_same
 
 MODELS = {"llama": TINY["llama-gqa"], "kimi": KIMI}
 
@@ -48,11 +49,11 @@ def test_fine_at_118_and_garbage_from_205(model: Path, strategy: str) -> None:
 
 def test_a_40_token_prompt_in_chunks_of_32(model: Path) -> None:
     with engine(model) as llm:
-        wanted = run(llm, [tokens(40)])
+        wanted = generate(llm, [tokens(40)], GREEDY)
     layout = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
     for options in ({}, layout):
         with engine(model, max_num_batched_tokens=32, max_num_seqs=4, **options) as llm:
-            assert_same(run(llm, [tokens(40)]), wanted)
+            assert_same(generate(llm, [tokens(40)], GREEDY), wanted)
 
 
 @pytest.mark.parametrize("chunk", [pytest.param(16, marks=pytest.mark.slow), 17, 1500])
@@ -61,8 +62,8 @@ def test_a_1500_token_prompt_alone_and_with_others(model: Path, chunk: int) -> N
     options = {"max_model_len": 1600, "enable_prefix_caching": False}
     long, others = tokens(1500), [tokens(n) for n in (3, 64, 200)]
     with engine(model, **options) as llm:
-        (wanted,) = run(llm, [long])
+        (wanted,) = generate(llm, [long], GREEDY)
     layout = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
     with engine(model, **options, **layout, max_num_batched_tokens=chunk, max_num_seqs=8) as llm:
-        assert_same(run(llm, [long]), [wanted])
-        assert_same(run(llm, [others[0], long, *others[1:]])[1:2], [wanted])
+        assert_same(generate(llm, [long], GREEDY), [wanted])
+        assert_same(generate(llm, [others[0], long, *others[1:]], GREEDY)[1:2], [wanted])

@@ -1,8 +1,8 @@
 """What happens to rows between linear layers: in native kernels of one pass, or in torch operators; and
 how rows of several kinds, or of several ranks, come together.
 
-Both variants of an operator round at the same places, so that they differ by the last bit of a float32 at
-the most.
+Both variants of an operator round at the same places, so that they differ by the last bit of a float32
+at the most.
 """
 
 from collections.abc import Callable, Sequence

@@ -93,16 +93,18 @@ class Sampler:
         ]
 
     @staticmethod
-    def plain(logits: Logits, best: Best, rows: Sequence[SamplingRow]) -> list[Sampled]:
+    def plain(logits: Logits, best: Best, rows: Sequence[SamplingRow]) -> Tensor:
         """Tokens of rows that are plain (`SamplingRow.is_plain`), as `sample` has them. A collective.
 
         Args:
             logits: of the rows, shared out.
             best: the most probable token of each row; its logit is finite.
             rows: in the same order.
+
+        Returns:
+            [R] int64.
         """
-        tokens = _choose(logits, best, rows).tolist()
-        return [Sampled(row.request_id, token) for row, token in zip(rows, tokens, strict=True)]
+        return _choose(logits, best, rows)
 
     def prompt_logprobs(
         self, logits: Tensor, targets: Sequence[int] | NDArray[np.int32], count: int

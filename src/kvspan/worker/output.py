@@ -1,7 +1,8 @@
 """Hidden states -> what a step gives: sampled tokens and log-probabilities.
 
-Every rank makes its part of the logits, in the same number of pieces, and helps to draw from it; rank 0
-alone reports.
+Each PCP coordinate chooses the tokens of its own rows, and only tokens travel. Rows that ask for more
+are brought to the first coordinate. Every rank of one makes its part of the logits, in the same number
+of pieces, and helps to draw from it; rank 0 alone reports.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,11 @@ from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
 from kvspan.worker.batch import Mirrors, RequestMirror
-from kvspan.worker.share import Shares
+from kvspan.worker.share import Parts, Shares
 from kvspan.worker.watch import Recorder
+
+_UNUSABLE = -1
+"""Instead of a token, where logits have none."""
 
 LOGIT_ROWS = 256
 """Rows whose logits are made at once: bounds the memory of prompt log-probabilities."""
@@ -43,7 +47,7 @@ class Outputs:
         sampler: chooses tokens.
         eos_token_ids: tokens that end a text.
         is_speaker: whether this rank reports; the others only help to make logits.
-        sees_logits: whether it helps: one PCP coordinate does, which the speaker is of.
+        pcp: the coordinates; the speaker is of the first.
         recorder: notes the time that logits take.
     """
 
@@ -54,12 +58,12 @@ class Outputs:
         *,
         eos_token_ids: Sequence[int],
         is_speaker: bool,
-        sees_logits: bool,
+        pcp: Group,
         recorder: Recorder,
     ) -> None:
         self._model, self._sampler, self._recorder = model, sampler, recorder
         self._eos_token_ids = eos_token_ids
-        self._is_speaker, self._sees_logits = is_speaker, sees_logits
+        self._is_speaker, self._pcp = is_speaker, pcp
 
     @staticmethod
     def wanted(rows: Sequence[Row], mirrors: Mirrors) -> NDArray[np.bool_]:
@@ -72,48 +76,103 @@ class Outputs:
                 wanted[end - row.num_tokens : end] = True
         return wanted
 
-    def of(self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor) -> tuple[Sampled, ...]:
+    def of(
+        self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor, shares: Shares
+    ) -> tuple[Sampled, ...]:
         """One entry a row on the speaker, nothing elsewhere.
 
         Args:
             rows: the step's rows.
             mirrors: what is known of their requests.
-            hidden: [R, hidden_size], the final hidden states, of those rows at least that are `wanted`.
+            hidden: [n, hidden_size], the final hidden states of this coordinate's tokens.
+            shares: which of the step's tokens those are.
         """
-        if not self._sees_logits:
-            return ()
-        starts = np.cumsum([0, *(row.num_tokens for row in rows)])
-        prompts = [
-            self._prompt(row, mirrors[row.request_id], hidden[a:])
-            for row, a in zip(rows, starts[:-1], strict=True)
-        ]
+        known = [mirrors[row.request_id] for row in rows]
         sampling = [i for i, row in enumerate(rows) if row.sample]
-        sampled: dict[int, Sampled] = {}
-        if sampling:
-            ends = row_numbers(starts[1:][sampling] - 1, hidden.device)
-            asked = [self._asked(rows[i], mirrors[rows[i].request_id]) for i in sampling]
-            chosen = self._chosen(some_rows(hidden, ends), asked)
-            sampled = dict(zip(sampling, chosen, strict=self._is_speaker))
+        asked = [self._asked(rows[i], known[i]) for i in sampling]
+        ends = np.cumsum([row.num_tokens for row in rows])
+        chosen: Sequence[Sampled] | None = None
+        prompts = [_Scored()] * len(rows)
+        if all(row.is_plain for row in asked) and all(m.params.prompt_logprobs is None for m in known):
+            chosen = self._by_coordinates(hidden, shares, ends[sampling] - 1, asked)
+        if chosen is None:
+            hidden = restored(hidden, shares, self.wanted(rows, mirrors), self._pcp)
+            if self._pcp.rank > 0:
+                return ()
+            starts = ends - [row.num_tokens for row in rows]
+            prompts = [
+                self._prompt(row, mirror, hidden[a:])
+                for row, mirror, a in zip(rows, known, starts, strict=True)
+            ]
+            chosen = self._chosen(hidden, ends[sampling] - 1, asked)
         if not self._is_speaker:
             return ()
+        sampled = dict(zip(sampling, chosen, strict=True))
         return tuple(
             _joined(row, sampled.get(i), prompt)
             for i, (row, prompt) in enumerate(zip(rows, prompts, strict=True))
         )
 
-    def _chosen(self, hidden: Tensor, asked: Sequence[SamplingRow]) -> Sequence[Sampled]:
-        """A token for each row of hidden states; nothing on ranks that do not report.
+    def _by_coordinates(
+        self, hidden: Tensor, shares: Shares, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
+    ) -> Sequence[Sampled] | None:
+        """What every coordinate chooses for its own rows; None if some row's logits cannot be used.
 
-        Logits are brought together only where a row needs more of them than its token.
+        Args:
+            hidden: [n, hidden_size], of this coordinate's tokens.
+            shares: which of the step's tokens each coordinate has.
+            ends: which of the step's tokens the rows end with, in order.
+            asked: those rows; all are plain.
         """
+        if not asked:
+            return ()
+
+        def ended_by(parts: Parts) -> NDArray[np.int64]:
+            """[tokens] which of the rows each token ends; -1 = none."""
+            places = shares.places(parts)
+            found = np.searchsorted(ends, places)
+            is_end = np.append(ends, -1)[found] == places
+            return np.where(is_end, found, -1)
+
+        mine = ended_by(shares.network_parts)
+        of_each = [
+            mine if c == self._pcp.rank else ended_by(shares.parts_of(c)) for c in range(self._pcp.size)
+        ]
+        numbers = [each[each >= 0] for each in of_each]
+        own = some_rows(hidden, row_numbers(np.flatnonzero(mine >= 0), hidden.device))
+        tokens = self._tokens(own, [asked[i] for i in numbers[self._pcp.rank]])
+        gathered = self._pcp.all_gather(tokens, [len(each) for each in numbers]).wait().tolist()
+        if any(token == _UNUSABLE for token in gathered):
+            return None
+        chosen = dict(zip(np.concatenate(numbers).tolist(), gathered, strict=True))
+        return [Sampled(row.request_id, chosen[i]) for i, row in enumerate(asked)]
+
+    def _tokens(self, hidden: Tensor, asked: Sequence[SamplingRow]) -> Tensor:
+        """[R] int64 of rows that are plain, of logits that stay shared out; -1 where they are no use."""
+        if not asked:
+            return torch.empty(0, dtype=torch.int64, device=hidden.device)
         with self._recorder.span("linear"):
             logits = self._model.logits(hidden)
         best = logits.best()
-        # Where one cannot be used, something is wrong, and all logits say what.
-        if all(row.is_plain for row in asked) and bool(best.values.isfinite().all()):
-            return self._sampler.plain(logits, best, asked)
-        whole = logits.whole()
-        return self._sampler.sample(whole, asked) if self._is_speaker else ()
+        if not bool(best.values.isfinite().all()):
+            return torch.full_like(best.tokens, _UNUSABLE)
+        return self._sampler.plain(logits, best, asked)
+
+    def _chosen(
+        self, hidden: Tensor, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
+    ) -> Sequence[Sampled]:
+        """A token for each of some rows, of logits that are brought together; none but on the speaker.
+
+        Args:
+            hidden: [R, hidden_size], of all tokens of the step.
+            ends: which of them the rows end with.
+            asked: the rows.
+        """
+        if not asked:
+            return ()
+        with self._recorder.span("linear"):
+            logits = self._model.logits(some_rows(hidden, row_numbers(ends, hidden.device))).whole()
+        return self._sampler.sample(logits, asked) if self._is_speaker else ()
 
     def _prompt(self, row: Row, mirror: RequestMirror, hidden: Tensor) -> _Scored:
         """Log-probabilities of the prompt's tokens that this row predicts."""

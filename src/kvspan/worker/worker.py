@@ -29,7 +29,7 @@ from kvspan.sampling.sampler import Sampler
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.fill import Filler
-from kvspan.worker.output import Outputs, restored
+from kvspan.worker.output import Outputs
 from kvspan.worker.runner import Runner
 from kvspan.worker.share import Homes, Shares
 from kvspan.worker.watch import Recorder, WatchedKernel, WatchedWorld, watch_layers
@@ -53,7 +53,6 @@ class Worker:
         context = _context(resolved, world, self._device)
         if watched:
             context = replace(context, kernel=WatchedKernel(context.kernel, self._recorder))
-        self._row_groups = context.row_groups
         self._model = build_model(resolved.model_config, context)
         if watched:
             watch_layers(self._model, self._recorder)
@@ -62,7 +61,7 @@ class Worker:
             Sampler(),
             eos_token_ids=resolved.model_config.eos_token_ids,
             is_speaker=world.rank == 0,
-            sees_logits=resolved.topology.pcp_rank(world.rank) == 0,
+            pcp=context.row_groups.pcp,
             recorder=self._recorder,
         )
         self._runner = Runner(self._model, self._recorder)
@@ -166,9 +165,7 @@ class Worker:
         with self._recorder.span("forward"):
             hidden = self._runner.run(batch)
         with self._recorder.span("sample"):
-            wanted = self._outputs.wanted(step.rows, self._mirrors)
-            hidden = restored(hidden, shares, wanted, self._row_groups.pcp)
-            sampled = self._outputs.of(step.rows, self._mirrors, hidden)
+            sampled = self._outputs.of(step.rows, self._mirrors, hidden, shares)
         return StepResult(step.step_id, sampled)
 
     @staticmethod
