@@ -114,6 +114,11 @@ def assert_same(got: Sequence[Generation], wanted: Sequence[Generation]) -> None
             assert worst < 1e-4
 
 
+def assert_same_tokens(got: Sequence[Generation], wanted: Sequence[Generation]) -> None:
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert mine.result().outputs[0].token_ids == theirs.result().outputs[0].token_ids
+
+
 @pytest.fixture(scope="module")
 def one_rank(model: Path) -> dict[str, list[Generation]]:
     with engine(model) as llm:
@@ -170,8 +175,7 @@ def test_tokens_alone_are_those_that_come_with_log_probabilities(
     with engine(model, **LAYOUTS[layout]) as llm:
         for params, name in ((GREEDY, "greedy"), (DRAWN, "drawn")):
             found = generate(llm, prompts(), msgspec.structs.replace(params, logprobs=None))
-            wanted = [g.result().outputs[0].token_ids for g in one_rank[name]]
-            assert [g.result().outputs[0].token_ids for g in found] == wanted
+            assert_same_tokens(found, one_rank[name])
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,7 @@ def test_more_than_one_rank_can_hold_is_served(
 
 
 @pytest.mark.parametrize("comm", ["shm", "gloo"])
-@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T4-W4"])
+@pytest.mark.parametrize("layout", ["T2-W2", "T3-W3-I4", "T4-W4", "P2-T1-W2-elastic"])
 def test_processes_give_the_same_text_over_any_transport(
     layout: str, comm: str, model: Path, one_rank: dict[str, list[Generation]]
 ) -> None:
@@ -246,3 +250,5 @@ def test_processes_give_the_same_text_over_any_transport(
     with engine(model, **options) as llm:
         assert llm.resolved.comm == comm
         assert_same(generate(llm, prompts(), GREEDY), one_rank["greedy"])
+        alone = generate(llm, prompts()[:1], msgspec.structs.replace(GREEDY, logprobs=None))
+        assert_same_tokens(alone, one_rank["greedy"][:1])

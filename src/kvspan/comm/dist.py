@@ -187,7 +187,8 @@ class DistGroup:
 
 def _bytes_of(x: Tensor) -> Tensor:
     """The bytes of `x`, flat: [x.nbytes] uint8."""
-    return x.contiguous().view(-1).view(torch.uint8)
+    whole = x.contiguous()  # the stride of a dim of one element may be anything even so
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
