@@ -14,6 +14,7 @@ bytes of the cache from `cost.memory`, rates and latencies from `cost.facts`; no
 Knows no queue and no policy: what is in a step is told (`StepWork`).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,8 @@ ACTIVATION_BYTES = 2
 """Activations are bfloat16."""
 LOGIT_BYTES = 4
 """Logits are float32."""
+TOKEN_BYTES = 8
+"""Tokens travel as int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +312,13 @@ class StepCost:
         return self._whole_s("ar", whole, self.on.topology.tp_size)
 
     def _logits_s(self, num_sampled: float) -> float:
-        """One PCP coordinate makes them, of the final states that the others hand it."""
-        topology, model = self.on.topology, self.on.model
-        states = num_sampled * model.hidden_size * ACTIVATION_BYTES
-        handed = self._whole_s("ag", states, topology.pcp_size)
-        whole = num_sampled * model.vocab_size * LOGIT_BYTES
+        """Each PCP coordinate makes those of its own rows, and hands round their tokens."""
+        topology = self.on.topology
+        here = math.ceil(num_sampled / topology.pcp_size)
+        handed = self._whole_s("ag", num_sampled * TOKEN_BYTES, topology.pcp_size)
+        whole = here * self.on.model.vocab_size * LOGIT_BYTES
         gathered = self._whole_s("ag", whole, topology.tp_size)
-        return handed + self._matrices_s((self.weights.head,), num_sampled) + gathered
+        return handed + self._matrices_s((self.weights.head,), here) + gathered
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
         return sum(self._operator_s(m.num_bytes, 2 * m.params * rows, m.dtype) for m in matrices)

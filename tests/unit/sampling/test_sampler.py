@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.sampling.twin import twin
 
 from kvspan.errors import OutputError
 from kvspan.layers.logits import Logits
@@ -66,33 +67,11 @@ def naive_adjusted(logits: Sequence[float], r: SamplingRow) -> list[float]:
     return result
 
 
-def naive_weights(logits: Sequence[float], p: SamplingParams) -> list[float]:
-    """Weights of the tokens that may be drawn, the most probable having 1."""
-    top = max(logits)
-    weights = [math.exp((x - top) / p.temperature) for x in logits]
-    ranked = sorted(range(len(logits)), key=lambda t: (-logits[t], t))
-    ranked = [t for t in ranked if weights[t] >= p.min_p]
-    if p.top_k > 0:
-        ranked = ranked[: p.top_k]
-    whole, kept, so_far = sum(weights[t] for t in ranked), set(), 0.0
-    for token in ranked:
-        if so_far < p.top_p * whole or p.top_p == 1:
-            kept.add(token)
-        so_far += weights[token]
-    return [w if t in kept else 0.0 for t, w in enumerate(weights)]
-
-
 def naive_sample(logits: Sequence[float], r: SamplingRow) -> int:
     final = naive_adjusted(logits, r)
     if r.params.temperature == 0 or r.params.top_k == 1:
         return final.index(max(final))
-    weights = naive_weights(final, r.params)
-    goal, so_far = uniform(r.seed, r.position) * sum(weights), 0.0
-    for token, weight in enumerate(weights):
-        so_far += weight
-        if so_far > goal:
-            return token
-    raise AssertionError("the sum of all weights is more than a part of it")
+    return twin(final, r.params, uniform(r.seed, r.position))
 
 
 logit_lists = st.lists(
