@@ -53,6 +53,12 @@ class OutputText:
         return self._finish_reason
 
     @property
+    def end_told(self) -> FinishReason | None:
+        """Why it has ended, for those who are told piece by piece; None where an error comes after them."""
+        by_error = self._finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
+        return None if by_error else self._finish_reason
+
+    @property
     def stop_reason(self) -> int | str | None:
         """The stop string or stop token that ended it, if one did."""
         return self._stop_reason

@@ -178,7 +178,7 @@ class Answering:
             text = "".join(piece.text for piece in pieces)
             token_ids = [piece.token_id for piece in pieces if piece.token_id is not None]
             changes = list(self.blocks.push(self._parser.push(text, token_ids)))
-            if output.finish_reason is not None:
+            if output.end_told is not None:
                 changes += self.blocks.push(self._parser.finish())
                 changes += self.blocks.end()
             yield changes

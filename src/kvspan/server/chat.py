@@ -71,7 +71,7 @@ class Answer:
     @property
     def finish_reason(self) -> str | None:
         """Why it ended, in OpenAI's words; None = it goes on."""
-        reason = self.output.finish_reason
+        reason = self.output.end_told
         if reason == "stop" and self._parser.made_calls:
             return "tool_calls"
         return None if reason is None else str(reason)
@@ -81,7 +81,7 @@ class Answer:
         text = "".join(piece.text for piece in pieces)
         token_ids = [piece.token_id for piece in pieces if piece.token_id is not None]
         additions = list(self._parser.push(text, token_ids))
-        if self.output.finish_reason is not None:
+        if self.output.end_told is not None:
             additions += self._parser.finish()
         return additions
 

@@ -95,7 +95,7 @@ class Text:
         logprobs = self._logprobs(token_ids, entries, with_prompt=echoed)
         text = self._prompt + text if echoed else text
         self._length += len(text)
-        reason = self.output.finish_reason
+        reason = self.output.end_told
         if self._asked.no_output and reason is not None:
             reason = type(reason).LENGTH
         want_ids = bool(self._asked.request.return_token_ids)
