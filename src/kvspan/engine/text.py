@@ -54,7 +54,7 @@ class OutputText:
 
     @property
     def end_told(self) -> FinishReason | None:
-        """Why it has ended, for those who are told piece by piece; None where an error comes after them."""
+        """Why it has ended, for who is told piece by piece; None where an error comes after them."""
         by_error = self._finish_reason in (FinishReason.ERROR, FinishReason.ABORT)
         return None if by_error else self._finish_reason
 
