@@ -3,7 +3,9 @@
 import statistics
 from collections.abc import Callable, Sequence
 
-from kvspan.bench.elastic import ELASTIC, REPLICAS, STATIC, CurvePoint, Measured, Traffic
+from kvspan.bench.elastic import CurvePoint, Measured
+from kvspan.bench.elastic_traffic import Traffic
+from kvspan.bench.rivals import ELASTIC, REPLICAS, STATIC
 from kvspan.report.page import Code, Heading, Part, Plots, Text, page
 from kvspan.report.plots import Line, Plot
 from kvspan.report.table import TextTable, number, share
@@ -13,7 +15,8 @@ _COLORS = {REPLICAS: 0, STATIC: 1, ELASTIC: 2}
 _HOW = (
     "Replicas: each rank an engine of its own. Static: every request spans the ranks. Elastic: a "
     "request stays on one rank up to the threshold, and spans them beyond it. TPOT is the time of a "
-    "decoded token over made-up keys, at the median step; traffic is a closed loop of users."
+    "decoded token over made-up keys, at the median step; traffic is a trace, by users who ask again "
+    "when they are answered, or at a rate."
 )
 
 
@@ -79,7 +82,7 @@ def traffic_table(measured: Measured, trace: str) -> TextTable:
     )
     columns = (
         "rival", "tok/s", "served", "refused", "preempted", "spilled", "TTFT p50, ms", "TPOT p50, ms",
-        "TPOT p99, long", "steps", "with exchange",
+        "TPOT p99, long", "steps", "with exchange", "prompt shared",
     )  # fmt: skip
     return TextTable(title, columns, rows)
 
@@ -103,6 +106,9 @@ def verdicts(measured: Measured) -> list[str]:
                 "if all had one"
             )
         waits = long_tpot_ratio(measured, trace)
+        refused = statistics.median(t.found.num_errors for t in _of(measured, trace, REPLICAS))
+        if refused:
+            sentence += f"; replicas refused {refused:.0f} requests, which no rank holds alone"
         if waits is not None:
             sentence += f"; the p99 TPOT of its long requests is {waits:.2f} times that of static"
         said.append(sentence + ".")
@@ -165,6 +171,7 @@ def _cells(rounds: Sequence[Traffic]) -> tuple[str, ...]:
         number(median(lambda t: None if t.long_tpot_ms is None else t.long_tpot_ms.p99)),
         number(median(lambda t: t.num_steps), 0),
         share(median(lambda t: t.exchange_share)),
+        share(median(lambda t: t.shared_steps / max(t.num_steps, 1))),
     )
 
 

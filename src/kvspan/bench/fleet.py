@@ -14,7 +14,7 @@ from typing import TypeVar
 from kvspan.bench.contender import Case, Contender, Steps
 from kvspan.bench.offline import replay_offline
 from kvspan.bench.record import Observed, Record
-from kvspan.bench.schedule import ClosedLoop, Due, Schedule
+from kvspan.bench.schedule import Due, Schedule
 from kvspan.config.engine import EngineConfig
 from kvspan.engine.events import EngineStats
 from kvspan.errors import ConfigError
@@ -57,6 +57,7 @@ class Fleet:
             output_tokens=sum(s.output_tokens for s in every),
             preemptions=sum(s.preemptions for s in every),
             exchange_steps=sum(s.exchange_steps for s in every),
+            shared_steps=sum(s.shared_steps for s in every),
             spills=sum(s.spills for s in every),
         )
 
@@ -81,16 +82,18 @@ class Fleet:
         found: list[Steps] = self._each(lambda engine: engine.decode(num_steps))
         return [s for steps in found for s in steps.seconds]
 
-    def replay(self, trace: Trace, *, users: int, seed: int, stop_s: float = float("inf")) -> Observed:
-        """Replays a trace in a closed loop; what runs after `stop_s` seconds is ended.
+    def replay(
+        self, trace: Trace, schedule: Schedule, *, seed: int, stop_s: float = float("inf")
+    ) -> Observed:
+        """Replays a trace; what runs after `stop_s` seconds is ended.
 
         Args:
             trace: the rows.
-            users: who ask as they are answered.
+            schedule: says which is sent when.
             seed: of prompts.
             stop_s: when to end it.
         """
-        shared = Shared(ClosedLoop(trace, users=users), trace, len(self.engines))
+        shared = Shared(schedule, trace, len(self.engines))
         views = [View(shared, number) for number in range(len(self.engines))]
 
         def one(engine: Contender) -> Observed:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from kvspan.bench.elastic import Measured, Plan, measure
+from kvspan.bench.elastic import Measured, measure
 from kvspan.bench.elastic_report import (
     curve_plot,
     curve_table,
@@ -17,6 +17,7 @@ from kvspan.bench.elastic_report import (
     traffic_table,
     verdicts,
 )
+from kvspan.bench.rivals import Plan
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS
@@ -55,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     traffic.add_argument("--rows", type=int, default=40, help="requests of a trace (40)")
     traffic.add_argument("--concurrency", type=int, default=8, help="users of the closed loop (8)")
+    traffic.add_argument(
+        "--request-rate",
+        type=float,
+        metavar="R",
+        help="requests a second, answered or not, instead of users; --concurrency run at a time",
+    )
     traffic.add_argument("--scale", type=int, default=16, help="divide lengths of prompts by it (16)")
     traffic.add_argument("--output-scale", type=int, default=8, help="and of outputs (8)")
     traffic.add_argument(
@@ -120,6 +127,9 @@ def _plan(arguments: argparse.Namespace) -> Plan:
             raise ConfigError(f"{flag} {value} is too small: {least} or more.")
     if arguments.duration <= 0:
         raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
+    rate = arguments.request_rate
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--request-rate {rate:g} must be more than 0 requests a second.")
     return Plan(
         contexts=_contexts(arguments.context),
         batch=arguments.batch,
@@ -128,6 +138,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         traces=_traces(arguments.trace),
         num_rows=arguments.rows,
         users=arguments.concurrency,
+        rate_per_s=rate,
         scale=arguments.scale,
         output_scale=arguments.output_scale,
         cache_tokens=arguments.cache_tokens,

@@ -26,8 +26,9 @@ EXCHANGE_S = {"shm": 12e-6, "gloo": 1e-3, "nccl": 20e-6}
 NCCL on NVLink about what `data/hardware.json` has for small collectives."""
 MOST_WAIT = 0.5
 """Of the time of a step with an exchange, that spread rows may wait for steps without one."""
-MOST_PAUSE_S = 0.2
-"""That other rows of a step may wait, at a coordinate that is no part of a prompt, before it helps."""
+WORTH_MEETING = 2
+"""Times that what others would wait for a prompt must exceed what sharing it out takes. Over gloo, where
+that takes 60 ms, SmolLM2 gains from about 150 tokens on (64 and 128 lose 38 and 19 ms, 256 gain 49)."""
 MULTIPLIED_FLOPS = {"cpu": 170e9, "cuda": 690e12}
 """Of bf16 in a second: one core of docs/results/cpu.md, 0.7 of an H100's data sheet."""
 BANDWIDTH_BYTES_S = {"cpu": 24e9, "cuda": 3.35e12}
@@ -122,9 +123,9 @@ def choose_alone(
     """New tokens of a prompt from which on PCP coordinates share it out, though one has all its keys.
 
     A step takes as long as its busiest coordinate needs, so a prompt that its home computes alone keeps
-    the rows of all others waiting:
+    the rows of all others waiting. To share it out they hand new keys round in each layer:
 
-        tokens * seconds of a token * (1 - 1/P) = the most that they wait, at least what a meeting takes
+        tokens * seconds of a token * (1 - 1/P) = WORTH_MEETING * seconds of that
 
     Args:
         asked: options.
@@ -138,11 +139,11 @@ def choose_alone(
         return Choice(NEVER)
     token_s = 2 * active_params(model) / topology.tp_size / MULTIPLIED_FLOPS[device]
     meeting_s = 2 * model.num_layers * EXCHANGE_S[comm]
-    tokens = math.ceil(max(MOST_PAUSE_S, meeting_s) / (token_s * (1 - 1 / p)))
+    tokens = math.ceil(WORTH_MEETING * meeting_s / (token_s * (1 - 1 / p)))
     return Choice(
         tokens,
-        f"a prompt of {tokens:,} tokens takes one of {p} coordinates about {tokens * token_s:.1f} s, "
-        "for which the others wait.",
+        f"{p} coordinates save {1e3 * tokens * token_s * (1 - 1 / p):.1f} ms of a prompt of {tokens:,} "
+        f"tokens, and meet for {1e3 * meeting_s:.1f} ms over {comm}.",
     )
 
 

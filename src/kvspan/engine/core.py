@@ -377,6 +377,7 @@ class EngineCore:
             q_gathers=old.q_gathers + travelled.num_queries,
             q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
             exchange_steps=old.exchange_steps + has_met,
+            shared_steps=old.shared_steps + (travelled.num_shared > 0),
             spills=self._spills_before + self._cache.num_spills,
         )
 

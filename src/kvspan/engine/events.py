@@ -53,7 +53,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         q_gathers: pieces of prompts that went to their cached context, as queries.
         q_gather_bytes: that a rank sent for that, their partial results included.
         exchange_steps: steps in which ranks met in attention: with a row of a request that lies on
-            several of them, or a piece of a prompt that was too much for its home.
+            several of them, or a piece of a prompt over cached tokens that was too much for its home.
+        shared_steps: steps in which PCP coordinates handed new keys of prompts round.
         spills: requests that left their home before they were long, because it was full.
     """
 
@@ -68,6 +69,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     q_gathers: int = 0
     q_gather_bytes: int = 0
     exchange_steps: int = 0
+    shared_steps: int = 0
     spills: int = 0
 
 

@@ -108,6 +108,7 @@ class Meter:
             self._steps.context_bytes.set(sent_bytes, replica, strategy)
         self._steps.number.set(stats.exchange_steps, replica, "yes")
         self._steps.number.set(stats.steps - stats.exchange_steps, replica, "no")
+        self._steps.shared.set(stats.shared_steps, replica)
         self._steps.spills.set(stats.spills, replica)
 
     def profiled(self, replica: str, profile: Profiled) -> None:
@@ -186,6 +187,11 @@ class _OfSteps:
             "Steps of an engine: those in which ranks exchanged partial attention, and the others.",
             "replica",
             "exchange",
+        )
+        self.shared = registry.counter(
+            "kvspan_shared_prompt_steps_total",
+            "Steps of an engine in which PCP coordinates handed new keys of prompts round.",
+            "replica",
         )
         self.prompt = registry.counter("kvspan_prompt_tokens_total", "Tokens of prompts.", "replica")
         self.output = registry.counter("kvspan_generation_tokens_total", "Tokens of outputs.", "replica")

@@ -21,6 +21,7 @@ class Travelled:
 
     Args:
         num_met: rows for which ranks met in attention.
+        num_shared: rows whose new keys PCP coordinates handed round.
         num_keys: rows whose context came to them.
         key_bytes: that a rank sent for that, over all layers.
         num_queries: rows that went to their context.
@@ -28,6 +29,7 @@ class Travelled:
     """
 
     num_met: int = 0
+    num_shared: int = 0
     num_keys: int = 0
     key_bytes: int = 0
     num_queries: int = 0
@@ -64,8 +66,11 @@ class ContextTravel:
             rows: of the step.
             pools_of: a request -> the pools that have any of its units.
         """
-        if self._resolved.dcp_size == 1 or all(row.num_tokens == 1 for row in rows):
-            return Travelled()  # a rank has its sequences whole, or nothing is of a prompt
+        if all(row.num_tokens == 1 for row in rows):
+            return Travelled()
+        has_coordinates = self._resolved.pcp_size > 1
+        if self._resolved.dcp_size == 1:  # a rank has its sequences whole
+            return Travelled(num_shared=sum(row.num_tokens > 1 for row in rows) * has_coordinates)
         homes = self._homes.of_rows(rows, [pools_of(row.request_id) for row in rows])
         pieces = [
             row for row, home in zip(rows, homes, strict=True) if home is None and row.num_tokens > 1
@@ -74,10 +79,9 @@ class ContextTravel:
         num_cached = np.array([row.start for row in pieces], np.int64)
         keys, is_fresh = self._rule.gathers(num_rows, num_cached), num_cached == 0
         came, went = keys & ~is_fresh, ~keys & ~is_fresh
-        # Where coordinates share rows they hand new keys round; else those are there already.
-        met = ~(keys & is_fresh) | (self._resolved.pcp_size > 1)
         return Travelled(
-            num_met=int(met.sum()),
+            num_met=int((~(keys & is_fresh)).sum()),  # fresh keys are on every rank already
+            num_shared=len(pieces) * has_coordinates,
             num_keys=int(came.sum()),
             key_bytes=int(num_cached[came].sum()) * self._token_bytes,
             num_queries=int(went.sum()),

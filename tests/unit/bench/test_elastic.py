@@ -1,24 +1,16 @@
 """A span for each request beside its rivals: equal ranks and bytes, every request to one engine."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.conftest import SEED
 
-from kvspan.bench.elastic import (
-    ELASTIC,
-    REPLICAS,
-    STATIC,
-    CurvePoint,
-    Measured,
-    Plan,
-    best_exchange,
-    measure,
-    rivals,
-)
+from kvspan.bench.elastic import CurvePoint, Measured, best_exchange, measure
 from kvspan.bench.elastic_report import elastic_page, speed_ratio, verdicts
 from kvspan.bench.fleet import Shared, View
+from kvspan.bench.rivals import ELASTIC, REPLICAS, STATIC, Plan, rivals
 from kvspan.bench.schedule import ClosedLoop
 from kvspan.cli.main import main
 from kvspan.testing.checkpoints import write_checkpoint
@@ -96,7 +88,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(directory)
 
 
-def measured(model: str, **options: object) -> Measured:
+def small_plan(**changes: object) -> Plan:
     plan = Plan(
         contexts=(40, 400),
         batch=2,
@@ -105,11 +97,16 @@ def measured(model: str, **options: object) -> Measured:
         traces=("short", "mixed"),
         num_rows=10,
         users=3,
+        rate_per_s=None,
         scale=64,
         output_scale=64,
         cache_tokens=400,
         stop_s=60.0,
     )
+    return replace(plan, **changes)  # type: ignore[arg-type]
+
+
+def measured(model: str, plan: Plan, **options: object) -> Measured:
     asked = {**OPTIONS, "model": model, "num_threads": 1, "dcp_span_threshold": 100, **options}
     return measure(asked, "-pcp 2 -dcp 2", plan)
 
@@ -117,7 +114,7 @@ def measured(model: str, **options: object) -> Measured:
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [{}, {"prefill_context_parallel_size": 1, "tensor_parallel_size": 2}])
 def test_rivals_are_measured_side_by_side(model: str, layout: dict[str, object]) -> None:
-    found = measured(model, comm="shm", **layout)
+    found = measured(model, small_plan(), comm="shm", **layout)
     shares = {(p.context, p.rival): p.exchange_share for p in found.curve}
     assert shares[40, ELASTIC] == shares[40, REPLICAS] == shares[400, REPLICAS] == 0
     assert shares[400, ELASTIC] == shares[400, STATIC] == 1
@@ -135,9 +132,32 @@ def test_rivals_are_measured_side_by_side(model: str, layout: dict[str, object])
     assert msgspec.json.decode(msgspec.json.encode(found), type=Measured) == found
 
 
+@pytest.mark.slow
+def test_at_a_rate_each_rival_is_asked_the_same_and_replicas_refuse_what_no_rank_holds(
+    model: str,
+) -> None:
+    plan = small_plan(contexts=(), traces=("mixed",), rate_per_s=20.0)
+    found = measured(model, plan, comm="shm")
+    answered = {t.rival: t.found.num_ok for t in found.traffic}
+    assert answered[STATIC] == answered[ELASTIC] == 10 > answered[REPLICAS]
+    assert any("replicas refused" in sentence for sentence in verdicts(found))
+
+
+def test_a_plan_asks_in_a_closed_loop_or_at_the_times_of_a_trace() -> None:
+    closed, at_a_rate = small_plan(), small_plan(rate_per_s=2.0)
+    trace = at_a_rate.trace("mixed")
+    assert len(closed.schedule(trace).take(1e9)) == 3
+    assert len(at_a_rate.schedule(trace).take(1e9)) == 10
+    seconds = (trace.rows[-1].timestamp_ms - trace.rows[0].timestamp_ms) / 1e3
+    assert 2.5 < seconds <= 5  # 10 requests at 2 a second
+    assert closed.rank_tokens == 400
+    assert small_plan(cache_tokens=None).rank_tokens == max(row.input_length for row in trace.rows)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--request-rate", "0"], "--request-rate 0 must be more than 0"),
         (["--trace", "long"], "--trace long is not one of"),
         (["--context", "x"], "--context x"),
         (["--rounds", "0"], "--rounds 0 is too small"),

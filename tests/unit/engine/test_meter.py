@@ -10,8 +10,9 @@ from kvspan.metrics import Registry
 def test_steps_with_and_without_an_exchange_are_counted_apart() -> None:
     registry = Registry()
     meter = Meter(registry, VirtualClock())
-    stats = EngineStats(steps=10, exchange_steps=3, spills=2)
+    stats = EngineStats(steps=10, exchange_steps=3, shared_steps=1, spills=2)
     meter.stepped("0", Stepped((), stats, EngineLoad(0, 0, ()), 0.1))
     values = {metric.name: metric.values for metric in registry}
     assert values["kvspan_steps_total"] == {("0", "yes"): 3, ("0", "no"): 7}
+    assert values["kvspan_shared_prompt_steps_total"] == {("0",): 1}
     assert values["kvspan_requests_spilled_total"] == {("0",): 2}

@@ -86,6 +86,32 @@ def test_ranks_meet_for_pieces_that_are_too_much_for_a_home_unless_their_keys_ar
     assert met(whole, further, pools=everywhere) == 1
 
 
+COORDINATES = {"tensor_parallel_size": 1, "prefill_context_parallel_size": 2}
+
+
+def test_coordinates_that_share_out_a_fresh_prompt_hand_keys_round_and_do_not_meet(
+    tmp_path: Path,
+) -> None:
+    elastic = {**COORDINATES, "dcp_mode": "elastic", "dcp_span_threshold": 1 << 16, "comm": "shm"}
+    travel = ContextTravel(resolved(tmp_path, "auto", **elastic))
+
+    def met_and_shared(*rows: Row) -> tuple[int, int]:
+        found = travel.of(rows, lambda _: {1})
+        return found.num_met, found.num_shared
+
+    decode, short, fresh, further = row(0, 300, 1), row(1, 0, 20), row(2, 0, 900), row(2, 900, 900)
+    assert met_and_shared(decode) == (0, 0)
+    assert met_and_shared(decode, short) == (0, 0)
+    assert met_and_shared(decode, fresh) == (0, 1)
+    assert met_and_shared(decode, further) == (1, 1)  # what is cached of it lies at its home
+
+
+def test_whole_sequences_on_each_coordinate_are_shared_out_and_travel_nowhere(tmp_path: Path) -> None:
+    travel = ContextTravel(resolved(tmp_path, "auto", **COORDINATES, decode_context_parallel_size=1))
+    rows = [row(0, 300, 1), row(1, 500, 900)]
+    assert travel.of(rows, lambda _: {0}) == Travelled(num_shared=1)
+
+
 def _token_bytes(runs: Resolved) -> int:
     """Half of the keys and values of a token are on the other of two ranks."""
     heads = runs.topology.kv_heads(0, runs.model_config.heads).size
