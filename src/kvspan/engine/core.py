@@ -118,7 +118,8 @@ class EngineCore:
             seed: of its random stream.
             cache_salt: prefixes are shared only with requests of the same salt.
             priority: the lower value runs first, and is preempted last.
-            request_id: the engine's number for it, higher than any before; None = the next one.
+            request_id: the engine's number for it, its own; the lower, the earlier its turn. None = the
+                next one.
 
         Returns:
             The engine's number for it.
@@ -295,8 +296,7 @@ class EngineCore:
         keys: UnitKeys,
         priority: int = 0,
     ) -> int:
-        assert request_id >= self._next_id, f"request {request_id} comes late"
-        self._next_id = request_id + 1
+        self._next_id = max(self._next_id, request_id + 1)
         state = SequenceState(
             request_id=request_id,
             tokens=tokens,
