@@ -238,6 +238,7 @@ class Replica:
             why: a sentence, if it has not said one itself.
         """
         self._connected = False
+        self._show_idle()
         told = self._died or Died(EngineDeadError.__name__, why)
         error = TOLD_ERRORS.get(told.kind, EngineDeadError)(told.sentence)
         if self.ready is None:
@@ -296,6 +297,13 @@ class Replica:
             stream.wake()
         self._meter.stepped(self._name, step)
         self._show(step.load)
+
+    def _show_idle(self) -> None:
+        """What a lost process was busy with is nothing now: whoever counts places would wait for it."""
+        pools = () if self.chosen is None else (0,) * self.chosen.resolved.cache_layout.num_pools
+        self.health.load = EngineLoad(0, 0, pools)
+        if self.ready is not None:
+            self._show(self.health.load)
 
     def _show(self, load: EngineLoad) -> None:
         assert self.chosen is not None, "it has begun"

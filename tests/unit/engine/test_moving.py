@@ -18,6 +18,7 @@ from kvspan.engine.messages import Abort, Add, Chosen, End, Order, Ready, Steppe
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
+from kvspan.server.exposition import exposition
 from kvspan.testing.tiny import TINY
 
 pytestmark = pytest.mark.timeout(60)
@@ -58,7 +59,9 @@ class FakeEngine:
         assert isinstance(order, Add)
         self.added.append(order)
 
-    def gives(self, request_id: int, token_id: int, reason: FinishReason | None = None) -> None:
+    def gives(
+        self, request_id: int, token_id: int, reason: FinishReason | None = None, *, running: int = 0
+    ) -> None:
         event = Event(
             request_id=request_id,
             token_id=token_id,
@@ -69,7 +72,7 @@ class FakeEngine:
             num_cached_tokens=0,
             num_computed_tokens=3,
         )
-        self._heard(encode(Stepped((event,), EngineStats(), EngineLoad(0, 0, (0,)), 0.1)))
+        self._heard(encode(Stepped((event,), EngineStats(), EngineLoad(running, 0, (0,)), 0.1)))
 
 
 @pytest.fixture
@@ -149,6 +152,21 @@ def test_a_request_is_moved_once(tmp_path: Path, engines: list[FakeEngine]) -> N
             await tokens(stream)
 
     run(tmp_path, test, replicas=3)
+
+
+def test_a_lost_engine_is_busy_with_nothing(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    """Its places are free: with --max-queue 0 nobody else would ever get in."""
+
+    async def test(llm: AsyncLLM) -> None:
+        _, first = asked(llm, engines)
+        engines[first].gives(engines[first].added[0].request_id, 7, running=1)
+        assert llm.health.load.num_running == 1
+        engines[first].lost("It was killed.")
+        assert llm.health.load.num_running == 0
+        running = f'kvspan_num_requests_running{{replica="{first}"}}'
+        assert f"{running} 0.0" in exposition(llm.metrics()).decode()
+
+    run(tmp_path, test)
 
 
 def test_without_another_engine_it_ends(tmp_path: Path, engines: list[FakeEngine]) -> None:
