@@ -7,6 +7,7 @@
     ├── RequestError (ValueError)    one request is refused; all others go on
     ├── OutputError (RuntimeError)   one request cannot be finished; all others go on
     └── EngineDeadError (RuntimeError)  a rank died or hung; every running request ends with it
+        └── LateError                it may have worked on: --step-timeout has passed
 
 Knows nothing else of kvspan, so everything may import it.
 """
@@ -52,3 +53,7 @@ class OutputError(KvspanError, RuntimeError):
 
 class EngineDeadError(KvspanError, RuntimeError):
     """A rank died or hung. The engine has stopped and ended all its ranks."""
+
+
+class LateError(EngineDeadError):
+    """Ranks that nobody has stopped have not answered within `--step-timeout`: it may be too short."""

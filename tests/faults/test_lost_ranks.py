@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from kvspan.clock import WallClock
-from kvspan.errors import EngineDeadError, ModelError
+from kvspan.errors import EngineDeadError, LateError, ModelError
 from kvspan.executor.children import fork_server
 from kvspan.executor.multiprocess import MultiprocessExecutor
 from kvspan.request import SamplingParams
@@ -93,6 +93,18 @@ def test_ranks_that_do_not_answer_are_named_in_time(deed: Deed) -> None:
     assert told.startswith("Step 1: ranks 0, 2 have not answered within 1 s (--step-timeout 1).")
     assert ("ranks 0, 2 have been stopped by a signal" in told) == (deed is Deed.STOP_ITSELF)
     assert clock.now_s() - start_s < 10
+
+
+@pytest.mark.parametrize(("deed", "kind"), [(Deed.SPIN, LateError), (Deed.STOP_ITSELF, EngineDeadError)])
+def test_ranks_that_may_be_at_work_are_late_and_stopped_ones_are_not(
+    deed: Deed, kind: type[EngineDeadError]
+) -> None:
+    executor = toys(Toy({0: deed}, step_id=0), step_timeout_s=STEP_TIMEOUT_S)
+    executor.start()
+    executor.submit(Step(0, (), (), ()))
+    with pytest.raises(EngineDeadError) as ended:
+        executor.collect()
+    assert ended.type is kind
 
 
 @pytest.mark.parametrize("comm", ["gloo", "shm"])

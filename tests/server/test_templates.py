@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.server.conftest import Running, serving
@@ -41,6 +42,22 @@ def test_templates_of_requests_and_of_the_server(model: Path, tmp_path: Path) ->
         broken = client.post("/tokenize", json={**BROUGHT, "chat_template": "{% if %}"})
     assert broken.status_code == 400
     assert broken.json()["error"]["message"].startswith("chat_template: the chat template is no valid")
+
+
+def test_a_slow_template_keeps_nobody_else_waiting(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "slow.jinja").write_text(
+        f"{{% if messages[0].content == 'hi' %}}{BROUGHT['chat_template']}{{% endif %}}{OURS}"
+    )
+    with (
+        serving(model, "--chat-template", str(tmp_path / "slow.jinja")) as server,
+        server.http as client,
+        server.http as other,
+    ):
+        client.timeout = 1.0  # it would run for minutes
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/tokenize", json={"messages": BROUGHT["messages"]})
+        quick = {"messages": [{"role": "user", "content": "ho"}], "max_tokens": 3}
+        assert other.post("/v1/chat/completions", json=quick).status_code == 200
 
 
 def test_a_broken_template_keeps_the_server_from_starting(model: Path, tmp_path: Path) -> None:

@@ -41,11 +41,20 @@ class Plan(msgspec.Struct, frozen=True):
         Its cache may hold twice as much: what is decoded goes to the pool whose turn it is, and must
         find room there that no prompt's made-up units take up.
         """
-        longest = max(case.context for case in self.cases)
         return {
-            "max_model_len": longest + self.num_steps + ROOM_TOKENS,
+            "max_model_len": self.most_tokens,
             "max_num_seqs": 2 * max(case.batch for case in self.cases),
         }
+
+    @property
+    def longest(self) -> int:
+        """The longest context."""
+        return max(case.context for case in self.cases)
+
+    @property
+    def most_tokens(self) -> int:
+        """What a sequence of it comes to have."""
+        return self.longest + self.num_steps + ROOM_TOKENS
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -112,7 +121,7 @@ def measure(
                     "--no-enable-prefix-caching leaves no way to fill the cache without a prefill: "
                     "leave --enable-prefix-caching on."
                 )
-            contenders.append(Contender(config, name=name, watched=plan.breakdown))
+            contenders.append(_contender(name, config, plan))
             told(f"{contenders[-1].name} is ready")
         for index, case in enumerate(plan.cases):
             told(f"context {case.context}, batch {case.batch}")
@@ -120,6 +129,22 @@ def measure(
     finally:
         for contender in contenders:
             contender.shutdown()
+
+
+def _contender(name: str, config: EngineConfig, plan: Plan) -> Contender:
+    """An engine that serves the cases; refused with the flags that ask for them."""
+    asked = f"--context {plan.longest} with --steps {plan.num_steps}"
+    needed = f"{asked} needs --max-model-len {plan.most_tokens}"
+    if config.max_model_len is not None and config.max_model_len < plan.most_tokens:
+        raise ConfigError(
+            f"{needed}, and it is {config.max_model_len}: leave it out or raise it, or lower --context."
+        )
+    try:
+        return Contender(config, name=name, watched=plan.breakdown)
+    except ConfigError as error:
+        if "--max-model-len" not in str(error):
+            raise
+        raise ConfigError(f"{needed}; a lower --context needs less. {error}") from error
 
 
 def _measure(contenders: Sequence[Contender], case: Case, plan: Plan, *, seed: int) -> list[Decoded]:

@@ -14,7 +14,7 @@ import numpy as np
 from kvspan.check.compare import Exact, Narrow, Position, compare_exact, compare_narrow
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
-from kvspan.engine.build import refuse_replicas, resolve_engine
+from kvspan.engine.build import resolve_engine
 from kvspan.engine.llm import LLM
 from kvspan.errors import ConfigError
 from kvspan.loading.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def check(asked: EngineConfig, *, told: Callable[[str], None] = lambda _: None) 
         ConfigError: the layout cannot run or has replicas, or its `--max-model-len` leaves no room for
             any prompt.
     """
-    refuse_replicas(asked)
+    asked.refuse_replicas()
     resolved, tokenizer = resolve_engine(asked)
     prompts = _prompts(resolved, tokenizer)
     # No more room than the prompts need: a cache for the model's whole context may not fit here.

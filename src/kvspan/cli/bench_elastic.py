@@ -20,7 +20,7 @@ from kvspan.bench.elastic_report import (
 from kvspan.bench.rivals import Plan
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
 from kvspan.cli.startup import stderr_console
-from kvspan.config.engine import ENGINE_OPTIONS
+from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
 from kvspan.report.page import check_places, write_text
@@ -108,6 +108,7 @@ def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     for text in arguments.layout or [_LAYOUT]:
         own = layout_flags(text, command="kvspan bench elastic")
         common = asked_of(argparse.Namespace(**{**typed, **own}), ENGINE_OPTIONS)
+        EngineConfig.from_mapping(common).refuse_replicas()
         found += [(text, {"num_threads": 1, **common, "comm": comm}) for comm in comms]
     return found
 

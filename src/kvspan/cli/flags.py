@@ -7,13 +7,13 @@ the readers of `config.options` see what they would see in a file, and typed fla
 import argparse
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kvspan.config.absent import refuse_unknown
-from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig, read_yaml
+from kvspan.config.engine import ENGINE_OPTIONS, OF_SERVERS, EngineConfig, read_yaml
 from kvspan.config.options import Option, as_flag, canonical
 from kvspan.errors import ConfigError
 
@@ -47,12 +47,15 @@ class FlagParser(argparse.ArgumentParser):
         raise ConfigError(f"{message[:1].upper()}{message[1:]} (see `{self.prog} --help`).")
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
+def add_engine_flags(
+    parser: argparse.ArgumentParser, *, positional_model: bool = False, serves: bool = False
+) -> None:
     """Adds every option of an engine, under its heading, and `--config FILE.yaml`.
 
     Args:
         parser: of a command.
         positional_model: whether the model may also be named without `--model`.
+        serves: whether the help tells of what only a server can have; others refuse it when it is typed.
     """
     if positional_model:
         parser.add_argument(
@@ -61,35 +64,40 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     parser.add_argument(
         "--config", metavar="FILE.yaml", type=Path, help="options in a file; typed ones win over it"
     )
-    add_flags(parser, ENGINE_OPTIONS)
+    add_flags(parser, ENGINE_OPTIONS, untold=() if serves else OF_SERVERS)
 
 
-def add_flags(parser: argparse.ArgumentParser, table: Sequence[Option]) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, table: Sequence[Option], *, untold: Collection[str] = ()
+) -> None:
     """Adds options, under their headings.
 
     Args:
         parser: of a command.
         table: in the order of `--help`; neighbours of one group share its heading.
+        untold: names of those that the help leaves out.
     """
     for heading, options in groupby(table, key=lambda option: option.group):
         group = parser.add_argument_group(heading)
         for option in options:
-            _add_flag(group, option)
+            _add_flag(group, option, is_told=option.name not in untold)
 
 
 def engine_config(
     arguments: argparse.Namespace, *, defaults: Mapping[str, Any] | None = None
 ) -> EngineConfig:
-    """What a command line asks, together with its `--config` file.
+    """What a command line asks of one engine, together with its `--config` file.
 
     Args:
         arguments: parsed by a parser that `add_engine_flags` has extended; more may be in it.
         defaults: options of the command itself, which both win over.
 
     Raises:
-        ConfigError: an option is unknown, or a value is not one that it takes.
+        ConfigError: an option is unknown, a value is not one that it takes, or there are replicas.
     """
-    return EngineConfig.from_mapping({**(defaults or {}), **asked_of(arguments, ENGINE_OPTIONS)})
+    config = EngineConfig.from_mapping({**(defaults or {}), **asked_of(arguments, ENGINE_OPTIONS)})
+    config.refuse_replicas()
+    return config
 
 
 def asked_of(
@@ -131,17 +139,18 @@ def layout_flags(text: str, *, command: str) -> dict[str, Any]:
     return {name: value for name, value in typed.items() if value is not None}
 
 
-def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add_flag(group: argparse._ArgumentGroup, option: Option, *, is_told: bool) -> None:
     spellings = [*([option.short] if option.short else []), option.flag]
     spellings += [as_flag(alias) for alias in option.aliases]
     shown = f"{option.help} (default: {option.shown_default})".replace("%", "%%")
+    told = shown if is_told else argparse.SUPPRESS
     if option.kind.switch:
         group.add_argument(
             *spellings,
             dest=option.name,
             action=argparse.BooleanOptionalAction,
             default=argparse.SUPPRESS,
-            help=shown,
+            help=told,
         )
         return
     group.add_argument(
@@ -151,7 +160,7 @@ def _add_flag(group: argparse._ArgumentGroup, option: Option) -> None:
         metavar=option.kind.metavar,
         nargs="?" if option.kind.bare else None,
         const=option.kind.bare,
-        help=shown,
+        help=told,
     )
 
 

@@ -13,6 +13,7 @@ from kvspan.cli.streaming import stream
 from kvspan.engine.generation import Prompt
 from kvspan.engine.llm import LLM
 from kvspan.errors import ConfigError
+from kvspan.loading.chat_template import read_chat_template
 from kvspan.request import SamplingParams
 
 DEFAULT_MAX_TOKENS = 256
@@ -59,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     config = engine_config(arguments)
     if (arguments.system or arguments.chat_template) and not arguments.chat:
         raise ConfigError("--system and --chat-template go with --chat.")
+    template = None if arguments.chat_template is None else read_chat_template(arguments.chat_template)
     console = stderr_console()
     with LLM.from_config(config, told=lambda resolved: print_choices(console, resolved)) as llm:
         print_capacity(console, llm.engine.core)
-        prompt = _prompt(llm, arguments, text)
+        prompt = _prompt(llm, arguments, text, template)
         params = SamplingParams.from_mapping(
             {"max_tokens": DEFAULT_MAX_TOKENS, **llm.resolved.sampling_defaults, **asked}
         )
@@ -95,17 +97,10 @@ def _prompt_text(arguments: argparse.Namespace) -> str:
         raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {error}.") from error
 
 
-def _prompt(llm: LLM, arguments: argparse.Namespace, text: str) -> Prompt:
+def _prompt(llm: LLM, arguments: argparse.Namespace, text: str, template: str | None) -> Prompt:
     if not arguments.chat:
         return text
     messages = [{"role": "user", "content": text}]
     if arguments.system is not None:
         messages.insert(0, {"role": "system", "content": arguments.system})
-    return llm.chat_prompt(messages, chat_template=_template(arguments.chat_template))
-
-
-def _template(path: Path | None) -> str | None:
-    try:
-        return None if path is None else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
+    return llm.chat_prompt(messages, chat_template=template)

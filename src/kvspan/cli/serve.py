@@ -15,7 +15,7 @@ from kvspan.server.served import Served
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    add_engine_flags(parser, positional_model=True)
+    add_engine_flags(parser, positional_model=True, serves=True)
     add_flags(parser, SERVER_OPTIONS)
 
 

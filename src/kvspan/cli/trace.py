@@ -112,6 +112,7 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 
 def _cut(arguments: argparse.Namespace) -> int:
+    _refuse_same(arguments.file, arguments.output)
     cut = Cut(
         skip=arguments.skip,
         rows=arguments.rows,
@@ -123,6 +124,12 @@ def _cut(arguments: argparse.Namespace) -> int:
     )
     _write(cut_trace(read_trace(arguments.file, read_options(arguments)), cut), arguments.output)
     return 0
+
+
+def _refuse_same(file: Path, output: Path) -> None:
+    """Refuses to write a part of a trace over the whole, by whatever name."""
+    if output.exists() and file.exists() and output.samefile(file):
+        raise ConfigError(f"--output {output} is the trace that is cut: name another file.")
 
 
 def _write(trace: Trace, path: Path) -> None:

@@ -265,6 +265,18 @@ class EngineConfig:
         """
         return cls(**{"model": None, **canonical(values, ENGINE_OPTIONS)})
 
+    def refuse_replicas(self) -> None:
+        """Refuses replicas where there is one engine.
+
+        Raises:
+            ConfigError: more than one was asked for.
+        """
+        if self.data_parallel_size > 1:
+            raise ConfigError(
+                f"--data-parallel-size {self.data_parallel_size}: replicas stand behind a server; use "
+                "`kvspan serve` or AsyncLLM, or leave it out."
+            )
+
     @classmethod
     def from_yaml(cls, path: Path) -> Self:
         """What a YAML file of options asks.
@@ -277,6 +289,9 @@ class EngineConfig:
 
 ENGINE_OPTIONS = options_of(EngineConfig)
 """The table that the fields of `EngineConfig` make."""
+
+OF_SERVERS = ("data_parallel_size",)
+"""Options for which one engine alone has no use, and which it refuses."""
 
 
 def read_yaml(path: Path) -> Mapping[str, Any]:

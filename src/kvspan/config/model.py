@@ -180,6 +180,23 @@ def token_ids(value: int | list[int] | None) -> tuple[int, ...]:
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
 
 
+def named_architectures(raw: Mapping[str, Any], *, where: str) -> list[Any]:
+    """What a config calls its model, or the text model inside it if kvspan knows how it is nested.
+
+    Args:
+        raw: the mapping of `config.json`.
+        where: file to name in errors.
+
+    Raises:
+        ModelError: it is no list.
+    """
+    read = Reader(raw, where)
+    if read.get("model_type", str, default="") in NESTED:
+        read, _ = _text_model(read)
+    names: list[Any] = read.get("architectures", list, default=[])
+    return names
+
+
 def text_config(raw: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
     """The part of a config that is about text: all of it, unless it is nested.
 

@@ -208,7 +208,7 @@ class AsyncLLM:
         stream = RequestStream(
             generation,
             decoder=self._decoder,
-            abort=lambda: replica.abort(tuple(generation.outputs)),
+            abort=partial(self._abort, generation),
             timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
             ended=partial(self._tell_observer, trace_headers or {}),
         )
@@ -313,6 +313,7 @@ class AsyncLLM:
                 name=str(number),
                 environment=replica_environment(number, num_replicas=count, num_ranks=num_ranks),
                 begun=partial(self._forget, number),
+                left=self._move,
             )
             for number in range(count)
         ]
@@ -333,6 +334,18 @@ class AsyncLLM:
         free = {n: r for n, r in working.items() if r.num_unfinished < places} or working
         busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
         return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
+
+    def _move(self, stream: RequestStream, orders: Sequence[Add]) -> bool:
+        """Gives a request whose engine was lost to another one; whether there is any."""
+        replica = self._choose(stream.generation.prompt_ids, orders[0].cache_salt)
+        if replica.takes_requests:
+            replica.add(stream, orders, is_left=True)
+        return replica.takes_requests
+
+    def _abort(self, generation: Generation) -> None:
+        """Ends a request, whichever replica has it."""
+        for replica in self._replicas:
+            replica.abort(tuple(generation.outputs))
 
     def _tell_observer(
         self, headers: Mapping[str, str], stream: RequestStream, error: KvspanError | None

@@ -18,7 +18,6 @@ from kvspan.cost.choose import resolve as choose
 from kvspan.cost.facts import device_of_model, load_devices
 from kvspan.engine.core import EngineCore
 from kvspan.engine.engine import Engine
-from kvspan.errors import ConfigError
 from kvspan.executor.children import fork_server
 from kvspan.executor.inprocess import InProcessExecutor
 from kvspan.executor.multiprocess import MultiprocessExecutor
@@ -47,24 +46,11 @@ def build_engine(asked: EngineConfig, *, told: Callable[[Resolved], None] = lamb
         ModelError: model or tokenizer cannot be found or read.
         ConfigError: it cannot run as asked.
     """
-    refuse_replicas(asked)
+    asked.refuse_replicas()
     resolved, tokenizer = resolve_engine(asked)
     told(resolved)
     grammars = Grammars.of_model(resolved.model_config, tokenizer.to_json if tokenizer else None)
     return Engine(EngineCore(resolved, make_executor(resolved), grammars), tokenizer)
-
-
-def refuse_replicas(asked: EngineConfig) -> None:
-    """Refuses replicas where there is one engine.
-
-    Raises:
-        ConfigError: more than one was asked for.
-    """
-    if asked.data_parallel_size > 1:
-        raise ConfigError(
-            f"--data-parallel-size {asked.data_parallel_size}: replicas stand behind a server; use "
-            "`kvspan serve` or AsyncLLM, or leave it out."
-        )
 
 
 def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
@@ -82,8 +68,8 @@ def resolve_engine(asked: EngineConfig) -> tuple[Resolved, Tokenizer | None]:
     """
     checkpoint = open_checkpoint(asked.model, asked.load_format, seed=asked.seed)
     raw = with_overrides(checkpoint.raw_config, asked.hf_overrides)
+    check_architecture(raw, where=checkpoint.where)
     model = parse_model_config(raw, where=checkpoint.where)
-    check_architecture(model)
     place = locate(asked.model, weights=asked.load_format != "dummy")
     tokenizer = find_tokenizer(tokenizer_place(asked))
     generation = read_generation_config(asked.generation_config, place)

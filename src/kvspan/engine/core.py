@@ -4,7 +4,7 @@ One `step()` schedules, lets the executor run it, and says what each request got
 it. Time, ranks and weights are the executor's affair, so a simulator can put another one in its place.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -16,14 +16,14 @@ from kvspan.cache.table import RankTable
 from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan, plan_cache
 from kvspan.engine.checks import check_length, check_request
+from kvspan.engine.counter import StepCounter
 from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.forms import Forms
 from kvspan.engine.snapshot import Snapshot, look
-from kvspan.engine.travel import ContextTravel
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
-from kvspan.scheduler import Progress, Scheduled, Scheduler, SchedulerConfig
+from kvspan.scheduler import Progress, Scheduler, SchedulerConfig
 from kvspan.sequence import SequenceState
 from kvspan.step import CountedTokens, Executor, Fill, TokenLog
 
@@ -55,8 +55,7 @@ class EngineCore:
         self._keys = KeySpace(
             layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model
         )
-        self._travel = ContextTravel(resolved)
-        self.stats = EngineStats()
+        self._counter = StepCounter(resolved)
         self._begin_empty()
         self._states: dict[int, SequenceState] = {}
         self._next_id = 0
@@ -66,6 +65,11 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether any request is there, and ranks to work on it."""
         return bool(self._states) and self._dead is None
+
+    @property
+    def stats(self) -> EngineStats:
+        """What its steps have done."""
+        return self._counter.stats
 
     @property
     def load(self) -> EngineLoad:
@@ -118,7 +122,8 @@ class EngineCore:
             seed: of its random stream.
             cache_salt: prefixes are shared only with requests of the same salt.
             priority: the lower value runs first, and is preempted last.
-            request_id: the engine's number for it, higher than any before; None = the next one.
+            request_id: the engine's number for it, its own; the lower, the earlier its turn. None = the
+                next one.
 
         Returns:
             The engine's number for it.
@@ -244,7 +249,7 @@ class EngineCore:
             num_homes=resolved.num_homes,
             most_local_units=resolved.cache_layout.num_units(resolved.span_threshold),
         )
-        self._spills_before = self.stats.spills
+        self._counter.begin_empty()
         self._scheduler = Scheduler(
             SchedulerConfig(
                 max_num_seqs=resolved.max_num_seqs,
@@ -262,7 +267,7 @@ class EngineCore:
             return []
         self._executor.submit(self._forms.masked(scheduled.step))
         progress = self._scheduler.update(self._executor.collect())
-        self._count(scheduled, progress)
+        self._counter.count(scheduled, progress, self._states, num_spills=self._cache.num_spills)
         return [self._event(p) for p in progress]
 
     def kv_tokens_by_rank(self) -> list[int]:
@@ -295,8 +300,7 @@ class EngineCore:
         keys: UnitKeys,
         priority: int = 0,
     ) -> int:
-        assert request_id >= self._next_id, f"request {request_id} comes late"
-        self._next_id = request_id + 1
+        self._next_id = max(self._next_id, request_id + 1)
         state = SequenceState(
             request_id=request_id,
             tokens=tokens,
@@ -355,36 +359,6 @@ class EngineCore:
 
     def _ends_text(self, token_id: int | None) -> bool:
         return token_id in self.resolved.model_config.eos_token_ids
-
-    def _count(self, scheduled: Scheduled, progress: Sequence[Progress]) -> None:
-        prefills = [
-            row.num_tokens for row in scheduled.step.rows if row.num_tokens > 1 or not row.sample
-        ]
-        admitted = [state for i in scheduled.admitted if (state := self._states.get(i))]
-        first = [state for state in admitted if not state.num_preemptions]
-        travelled = self._travel.of(scheduled.step.rows, self._pools_of)
-        has_met = scheduled.num_spread > 0 or travelled.num_met > 0
-        old = self.stats
-        self.stats = EngineStats(
-            steps=old.steps + 1,
-            prompt_tokens=old.prompt_tokens + sum(s.num_prompt_tokens for s in first),
-            cached_tokens=old.cached_tokens + sum(s.num_cached_tokens or 0 for s in first),
-            prefill_tokens=old.prefill_tokens + sum(prefills),
-            output_tokens=old.output_tokens + sum(p.sampled.token_id is not None for p in progress),
-            preemptions=old.preemptions + len(scheduled.preempted),
-            kv_gathers=old.kv_gathers + travelled.num_keys,
-            kv_gather_bytes=old.kv_gather_bytes + travelled.key_bytes,
-            q_gathers=old.q_gathers + travelled.num_queries,
-            q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
-            exchange_steps=old.exchange_steps + has_met,
-            shared_steps=old.shared_steps + (travelled.num_shared > 0),
-            spills=self._spills_before + self._cache.num_spills,
-        )
-
-    def _pools_of(self, request_id: int) -> Collection[int]:
-        """The pools that have any of a request's units; none of one that has gone."""
-        state = self._states.get(request_id)
-        return state.allocation.placed.pools if state is not None and state.allocation else ()
 
 
 def _placement(resolved: Resolved) -> Placement:

@@ -34,7 +34,7 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Order: queue a request for one output; it has been checked.
 
     Args:
-        request_id: higher than any before.
+        request_id: its own among those of all replicas; the lower, the earlier its turn.
         tokens: the prompt's (`step.pack_tokens`).
         params: how tokens are chosen.
         seed: of its random stream.

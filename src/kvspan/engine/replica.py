@@ -54,6 +54,8 @@ class Replica:
         name: among the replicas, for metrics.
         environment: of its process; None = that of this one.
         begun: called whenever its process has begun, with an empty cache.
+        left: called with a request that has had nothing from a process that is lost, and its orders;
+            whether somebody else works on it now.
     """
 
     def __init__(
@@ -68,15 +70,17 @@ class Replica:
         name: str = "0",
         environment: Mapping[str, str] | None = None,
         begun: Callable[[], None] = lambda: None,
+        left: Callable[[RequestStream, Sequence[Add]], bool] = lambda _, __: False,
     ) -> None:
         self._begin = Begin(dict(options), max_restarts, profile)
         self._clock, self._meter, self._name = clock, meter, name
         self._engine_timeout_s, self._environment = engine_timeout_s, environment
-        self._begun = begun
+        self._begun, self._left = begun, left
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
         self._streams: dict[int, RequestStream] = {}
+        self._movable: dict[RequestStream, Sequence[Add]] = {}  # those that have had nothing yet
         self._process: EngineProcess | None = None
         self._connected = False
         self._news: asyncio.Queue[Chosen | Ready | KvspanError] = asyncio.Queue()
@@ -140,8 +144,14 @@ class Replica:
         self.health.ready, self.health.why = True, ""
         return ready
 
-    def add(self, stream: RequestStream, orders: Sequence[Add]) -> None:
+    def add(self, stream: RequestStream, orders: Sequence[Add], *, is_left: bool = False) -> None:
         """Gives the engine a request, one order for each of its outputs.
+
+        Args:
+            stream: of the request.
+            orders: for the engine.
+            is_left: whether another engine was lost with it. It is not moved again: a request that is
+                an engine's end would end all of them.
 
         Raises:
             EngineDeadError: the process is not there.
@@ -151,6 +161,8 @@ class Replica:
         for order, body in zip(orders, bodies, strict=True):
             self._streams[order.request_id] = stream
             process.send(body)
+        if not is_left:
+            self._movable[stream] = orders
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request.
@@ -162,7 +174,7 @@ class Replica:
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests at any moment; their blocks are free before the next step."""
-        mine = tuple(i for i in request_ids if self._streams.pop(i, None) is not None)
+        mine = tuple(i for i in request_ids if self._forget(i))
         if mine and self._connected and self._process is not None:
             self._process.tell(Abort(mine))
 
@@ -226,6 +238,7 @@ class Replica:
             why: a sentence, if it has not said one itself.
         """
         self._connected = False
+        self._show_idle()
         told = self._died or Died(EngineDeadError.__name__, why)
         error = TOLD_ERRORS.get(told.kind, EngineDeadError)(told.sentence)
         if self.ready is None:
@@ -267,11 +280,13 @@ class Replica:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue  # aborted while the step ran
+            if event.token_id is not None or event.prompt_logprobs:
+                self._movable.pop(stream, None)
             touched[stream] = None
             timing = stream.timings[event.request_id]
             self._meter.took(timing, event, step.step_s, now_s)
             if (reason := stream.take(event)) is not None:
-                self._streams.pop(event.request_id, None)  # a failure has ended the whole request
+                self._forget(event.request_id)  # unless a failure has ended the whole request
                 output = stream.generation.outputs[event.request_id]
                 self._meter.ended(timing, reason, output.num_tokens)
                 if event.finish_reason is None:  # a stop string, which the engine knows nothing of
@@ -283,17 +298,32 @@ class Replica:
         self._meter.stepped(self._name, step)
         self._show(step.load)
 
+    def _show_idle(self) -> None:
+        """What a lost process was busy with is nothing now: whoever counts places would wait for it."""
+        pools = () if self.chosen is None else (0,) * self.chosen.resolved.cache_layout.num_pools
+        self.health.load = EngineLoad(0, 0, pools)
+        if self.ready is not None:
+            self._show(self.health.load)
+
     def _show(self, load: EngineLoad) -> None:
         assert self.chosen is not None, "it has begun"
         assert self.ready is not None, "it has begun"
         blocks = self.ready.plan.blocks_per_rank
         self._meter.loaded(self._name, load, self.chosen.resolved, blocks)
 
+    def _forget(self, request_id: int) -> bool:
+        """Whether an output was worked on that is no longer."""
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            self._movable.pop(stream, None)
+        return stream is not None
+
     def _end_streams(self, error: KvspanError) -> None:
-        streams = dict.fromkeys(self._streams.values())
-        self._streams.clear()
+        streams, movable = dict.fromkeys(self._streams.values()), self._movable
+        self._streams, self._movable = {}, {}
         for stream in streams:
-            stream.fail(error)
+            if self.health.gone or stream not in movable or not self._left(stream, movable[stream]):
+                stream.fail(error)
 
     async def _restart(self) -> None:
         """Starts the process again, if need be several times."""

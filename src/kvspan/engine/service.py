@@ -45,7 +45,7 @@ from kvspan.engine.messages import (
     encode,
 )
 from kvspan.engine.restarts import Restarts
-from kvspan.errors import EngineDeadError, KvspanError
+from kvspan.errors import EngineDeadError, KvspanError, LateError
 from kvspan.executor.crew import Inbox
 from kvspan.executor.zygote import tie_to_parent
 from kvspan.sampling.grammar import Grammars
@@ -211,9 +211,10 @@ class Service:
     ) -> None:
         self._core, self._executor, self._link = core, executor, link
         self._heart, self._clock = heart, clock
-        self._restarts = Restarts(begin.max_restarts, self._clock)
+        self._restarts, self._max_restarts = Restarts(begin.max_restarts, clock), begin.max_restarts
         self._profile = begin.profile
         self._profiled_s = self._clock.now_s()
+        self._longest_step_s = 0.0
 
     def run(self) -> None:
         """Serves until the server says `End` or hangs up.
@@ -266,6 +267,7 @@ class Service:
         started_s = self._clock.now_s()
         events = self._core.step()
         step_s = self._clock.now_s() - started_s
+        self._longest_step_s = max(self._longest_step_s, step_s)
         self._link.tell(Stepped(tuple(events), self._core.stats, self._core.load, step_s))
         if profiled:
             self._profiled_s = started_s
@@ -289,7 +291,19 @@ class Service:
             else:
                 self._link.tell(Recovered())
                 return
-        raise loss
+        raise self._given_up(loss)
+
+    def _given_up(self, loss: EngineDeadError) -> EngineDeadError:
+        """The same, and what else there is to do about it than to start the ranks again."""
+        if not isinstance(loss, LateError):
+            return loss
+        seen = "none was in time"
+        if self._longest_step_s:
+            seen = f"the longest that was in time took {self._longest_step_s:.3g} s"
+        return LateError(
+            f"{loss} After {self._max_restarts} restarts in ten minutes it is not tried again. Steps may"
+            f" take more than --step-timeout {self._core.resolved.step_timeout_s:g} ({seen}): raise it."
+        )
 
 
 def parts_of(spans: Sequence[Sequence[TimedSpan]]) -> dict[str, float]:

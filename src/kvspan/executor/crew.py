@@ -121,12 +121,14 @@ class RankLost(Exception):
     Args:
         sentence: which, and how.
         failed: the last words of the rank that is to blame, if it had any.
+        is_late: whether it may still have been at work when its time was up.
     """
 
-    def __init__(self, sentence: str, failed: Failed | None = None) -> None:
+    def __init__(self, sentence: str, failed: Failed | None = None, *, is_late: bool = False) -> None:
         super().__init__(sentence)
         self.sentence = sentence
         self.failed = failed
+        self.is_late = is_late
 
 
 class Crew:
@@ -219,7 +221,7 @@ class Crew:
                 raise self._loss()
             if not self._work(deadline.at_s):
                 late = [rank for rank in self._ranks if not ready(rank)]
-                raise RankLost(_not_answered(late, deadline))
+                raise _not_answered(late, deadline)
 
     def _work(self, until_s: float) -> bool:
         """Waits for events and handles them; False when it is too late for that."""
@@ -293,10 +295,11 @@ class Crew:
         return RankLost(f"{_subject(hung_up)} closed the connection.")
 
 
-def _not_answered(late: Sequence[_Rank], deadline: Deadline) -> str:
+def _not_answered(late: Sequence[_Rank], deadline: Deadline) -> RankLost:
     stopped = [rank for rank in late if rank.stopped]
     why = f" {_subject(stopped)} been stopped by a signal." if stopped else ""
-    return f"{_subject(late)} not answered within {deadline.means}.{why}"
+    sentence = f"{_subject(late)} not answered within {deadline.means}.{why}"
+    return RankLost(sentence, is_late=not stopped)
 
 
 def _subject(ranks: Sequence[_Rank]) -> str:

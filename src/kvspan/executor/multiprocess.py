@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvspan.clock import Clock, WallClock
-from kvspan.errors import EngineDeadError
+from kvspan.errors import EngineDeadError, LateError
 from kvspan.executor.children import Child, fork_server
 from kvspan.executor.crew import Crew, Deadline, RankLost
 from kvspan.step import Fill, RankReport, Step, StepResult, TimedSpan
@@ -210,7 +210,8 @@ class MultiprocessExecutor:
         crew.kill()
         ended = "its rank has" if self._world_size == 1 else f"all {self._world_size} ranks have"
         self._why_dead = f"{doing}: {loss.sentence} The engine has stopped; {ended} been ended."
-        return EngineDeadError(self._why_dead + _traceback_tail(loss.failed))
+        kind = LateError if loss.is_late else EngineDeadError
+        return kind(self._why_dead + _traceback_tail(loss.failed))
 
 
 def _abandon(children: Sequence[Child], driver_pid: int) -> None:

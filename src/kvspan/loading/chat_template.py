@@ -7,6 +7,7 @@ Hugging Face's `apply_chat_template` gives them.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -14,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvspan.errors import ModelError, RequestError
+from kvspan.errors import ConfigError, ModelError, RequestError
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
@@ -87,6 +88,21 @@ class ChatTemplate:
             f'{self._where}: no chat template is called "{DEFAULT}" (has {", ".join(self._templates)}); '
             "give one with --chat-template."
         )
+
+
+def read_chat_template(path: Path) -> str:
+    """The Jinja source in the file of `--chat-template`, for before a model is loaded.
+
+    Raises:
+        ConfigError: the file cannot be read.
+        ModelError: it is no valid Jinja.
+    """
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
+    ChatTemplate({DEFAULT: source}, where=f"--chat-template {path}", special_tokens={})
+    return source
 
 
 def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:

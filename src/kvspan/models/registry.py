@@ -3,9 +3,10 @@
 A mixture of experts is built like its dense sibling: its config says which layers have experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from kvspan.config.model import ModelConfig
+from kvspan.config.model import ModelConfig, named_architectures
 from kvspan.errors import ModelError
 from kvspan.models.base import Model, RankContext
 from kvspan.models.deepseek import deepseek
@@ -25,21 +26,23 @@ BUILDERS: dict[str, Callable[[ModelConfig, RankContext], Model]] = {
 """Hugging Face class name -> builder."""
 
 
-def check_architecture(config: ModelConfig) -> None:
-    """Refuses a model that nobody here can build, before any rank is started.
+def check_architecture(raw: Mapping[str, Any], *, where: str) -> None:
+    """Refuses a model that nobody here can build, before a key is looked for that only others have.
+
+    Args:
+        raw: the mapping of `config.json`.
+        where: file to name in errors.
 
     Raises:
         ModelError: the architecture is not known; the sentence lists those that are.
     """
-    if config.architecture not in BUILDERS:
-        raise ModelError(f"Unknown architecture {config.architecture} (has {', '.join(BUILDERS)}).")
+    names, known = named_architectures(raw, where=where), ", ".join(BUILDERS)
+    if len(names) != 1:
+        raise ModelError(f'{where}: "architectures" must name one class, got {names!r} (has {known}).')
+    if names[0] not in BUILDERS:
+        raise ModelError(f"{where}: unknown architecture {names[0]} (has {known}).")
 
 
 def build_model(config: ModelConfig, context: RankContext) -> Model:
-    """One rank's part of a model, its parameters not filled yet.
-
-    Raises:
-        ModelError: the architecture is not known.
-    """
-    check_architecture(config)
+    """One rank's part of a model whose architecture is known, its parameters not filled yet."""
     return BUILDERS[config.architecture](config, context)

@@ -6,6 +6,7 @@ Every route that speaks of messages comes down to this. Knows the model's styles
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import uuid4
 
 import msgspec
@@ -15,7 +16,7 @@ from kvspan.request import SamplingParams
 from kvspan.server.answers import AnswerReader
 from kvspan.server.parsing import AnswerParser
 from kvspan.server.prompts import encode, render
-from kvspan.server.protocol import ChatRequest
+from kvspan.server.protocol import ChatRequest, TokenizeRequest
 from kvspan.server.reasoning.split import Beginning, ReasoningSplitter, ReasoningStyle
 from kvspan.server.sampling import chat_params
 from kvspan.server.served import Served
@@ -53,14 +54,7 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     choice = read_choice(body.tools, body.tool_choice, parallel=body.parallel_tool_calls)
     if not (choice.forced or here.config.enable_auto_tool_choice):
         choice = replace(choice, callable=False)
-    text = render(
-        tokenizer,
-        body.messages,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        tools=body.tools,
-        template_kwargs=body.chat_template_kwargs,
-    )
+    text = await write(here, tokenizer, body)
     begins = Beginning.CONTENT if styles.reasoning is None else styles.reasoning.beginning(text)
     params = _with_form(chat_params(body, here.default_sampling), choice, styles, begins)
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
@@ -80,6 +74,30 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
         )
 
     return Conversation(prompt_ids=await encode(tokenizer, text), params=params, parser=parser)
+
+
+async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest) -> str:
+    """A request's conversation as text, written off the event loop.
+
+    Args:
+        here: what is served.
+        tokenizer: with the template.
+        body: of the request; it has messages.
+
+    Raises:
+        RequestError: a message is refused, or the template takes too long.
+    """
+    assert body.messages is not None, "there is a conversation"
+    work = partial(
+        render,
+        tokenizer,
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        tools=body.tools,
+        template_kwargs=body.chat_template_kwargs,
+    )
+    return await here.writers.write(work)
 
 
 def _with_form(

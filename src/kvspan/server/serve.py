@@ -20,6 +20,7 @@ from kvspan.config.server import ServerConfig
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.messages import Ready
 from kvspan.errors import ConfigError
+from kvspan.loading.chat_template import read_chat_template
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.server.app import create_app
 from kvspan.server.http import TimedProtocol
@@ -53,7 +54,7 @@ def serve(
         ConfigError: it cannot run as asked, or the address is taken.
         ModelError: the model cannot be found or read.
     """
-    template = _template(config.chat_template)
+    template = None if config.chat_template is None else read_chat_template(Path(config.chat_template))
     with _bound(config) as sock, uvloop_runner() as runner:
         return runner.run(_serve(engine, config, template, sock, chosen, listening))
 
@@ -204,10 +205,3 @@ def _raise_descriptor_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _template(path: str | None) -> str | None:
-    try:
-        return None if path is None else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error

@@ -16,6 +16,7 @@ from kvspan.loading.tokenizer import Tokenizer
 from kvspan.server.errors import RefusedError
 from kvspan.server.logprobs import TokenBytes
 from kvspan.server.styles import Styles
+from kvspan.server.writing import Writers
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,6 +29,7 @@ class Served:
         config: of the server.
         styles: how the model writes its calls and its thoughts.
         tokenizer: the model's, with the chat template that the server writes by; None = it has none.
+        writers: run its chat template.
         created_s: when it was started, in Unix time.
         draining: whether new requests are refused, since the server is about to end.
     """
@@ -37,6 +39,7 @@ class Served:
     config: ServerConfig
     styles: Styles
     tokenizer: Tokenizer | None
+    writers: Writers = field(default_factory=Writers)
     created_s: int = field(default_factory=lambda: int(unix_s()))
     draining: bool = False
 

@@ -14,7 +14,7 @@ from kvspan.errors import ConfigError
 
 def parser() -> FlagParser:
     made = FlagParser(prog="kvspan serve")
-    add_engine_flags(made, positional_model=True)
+    add_engine_flags(made, positional_model=True, serves=True)
     return made
 
 
@@ -115,6 +115,13 @@ def test_help_has_every_option_under_its_heading_with_its_default() -> None:
         assert option.flag in text
         assert f"{option.help} (default: {option.shown_default})" in text
     assert "<" not in text  # no object's repr
+
+
+def test_commands_without_a_server_tell_of_no_replicas() -> None:
+    made = FlagParser(prog="kvspan generate")
+    add_engine_flags(made, positional_model=True)
+    assert "--data-parallel-size" not in made.format_help()
+    assert made.parse_args(["m", "-dp", "2"]).data_parallel_size == "2"  # to be refused by name
 
 
 def test_commands_may_have_flags_of_their_own() -> None:

@@ -77,14 +77,21 @@ def test_generate_reads_a_file_and_answers_as_a_chat(
         (["--max-tokens", "0"], ["max_tokens", "0"]),
         (["--max-tokens", "many"], ["--max-tokens", "many"]),
         (["--system", "x"], ["--chat"]),
+        (["--chat", "--chat-template", "{broken}"], ["--chat-template", "broken.jinja", "Jinja"]),
         (["--config", "no-such.yaml"], ["no-such.yaml"]),
         (["surplus"], ["surplus"]),
     ],
     ids=lambda x: " ".join(x),
 )
 def test_a_refusal_is_one_sentence_and_exit_code_2(
-    model: str, arguments: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+    model: str,
+    arguments: list[str],
+    says: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "broken.jinja").write_text("{% for %}")
+    arguments = [text.replace("{broken}", str(tmp_path / "broken.jinja")) for text in arguments]
     assert main(["generate", model, "--prompt", "hello", *SMALL, *arguments]) == 2
     shown = capsys.readouterr()
     assert not shown.out

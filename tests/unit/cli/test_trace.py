@@ -75,6 +75,21 @@ def test_refusals_are_sentences(
         assert word in message
 
 
+@pytest.mark.parametrize("other_name", [False, True], ids=["its-name", "a-link"])
+def test_cut_does_not_write_over_what_it_cuts(
+    other_name: bool, trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.read_bytes()
+    output = trace
+    if other_name:
+        output = tmp_path / "link.jsonl.gz"
+        output.symlink_to(trace)
+    cut = ["trace", "cut", str(trace), "--trace-block-size", "8", "--rows", "5"]
+    assert main([*cut, "--output", str(output)]) == 2
+    assert f"--output {output} is the trace that is cut" in capsys.readouterr().err
+    assert trace.read_bytes() == before
+
+
 def test_skipped_lines_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 5}\nnonsense\n')

@@ -1,13 +1,27 @@
 """The engine's process, spoken to over its socket."""
 
+import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from kvspan.engine.messages import Begin, CollectiveTime, End, encode
-from kvspan.engine.service import collectives_of, parts_of
-from kvspan.step import TimedSpan
+import pytest
+
+from kvspan.clock import VirtualClock
+from kvspan.config.engine import EngineConfig
+from kvspan.engine import service
+from kvspan.engine.build import resolve_engine
+from kvspan.engine.core import EngineCore
+from kvspan.engine.heartbeat import Heart
+from kvspan.engine.messages import Add, Begin, CollectiveTime, End, encode
+from kvspan.engine.service import Link, Service, collectives_of, parts_of
+from kvspan.errors import EngineDeadError, LateError
+from kvspan.request import SamplingParams
+from kvspan.step import Fill, RankReport, Sampled, Step, StepResult, TimedSpan, pack_tokens
+from kvspan.testing.tiny import TINY
 from kvspan.worker.messages import LENGTH
 
 
@@ -48,3 +62,83 @@ def test_collectives_are_told_by_rank_and_kind_where_anything_moved() -> None:
         CollectiveTime(1, "dcp", "all_gather", 0.5, 7),
     )
     assert parts_of([rank_0, rank_1]) == {"exchange": (0.75 + 3.5) / 2, "linear": 0.5}
+
+
+class Slow:
+    """Ranks that take 0.25 s for each of some steps, and are late for the next."""
+
+    world_size = 1
+
+    def __init__(self, clock: VirtualClock, num_in_time: int) -> None:
+        self._clock, self._left = clock, num_in_time
+        self._step = Step(0, (), (), ())
+
+    def start(self) -> Sequence[RankReport]:
+        return [RankReport(rank=0, weight_bytes=1, free_bytes=1 << 30, kv_bytes_per_token=1)]
+
+    def allocate_cache(self, num_blocks: int) -> None: ...
+
+    def submit(self, step: Step) -> None:
+        self._step = step
+
+    def collect(self) -> StepResult:
+        self._clock.advance(0.25)
+        self._left -= 1
+        if self._left < 0:
+            raise LateError("Step 9: rank 0 has not answered.")
+        rows = tuple(Sampled(row.request_id, 5) for row in self._step.rows)
+        return StepResult(self._step.step_id, rows)
+
+    def probe(self) -> None: ...
+
+    def fill(self, fill: Fill) -> None: ...
+
+    def watch(self, on: bool) -> list[list[TimedSpan]]:
+        return [[]]
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("num_in_time", "seen"), [(0, "none was in time"), (2, "the longest that was in time took 0.25 s")]
+)
+def test_who_is_late_again_and_again_is_told_of_the_flag(
+    num_in_time: int, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
+    options = {"model": str(tmp_path), "load_format": "dummy", "step_timeout": 0.5, "max_model_len": 64}
+    resolved, _ = resolve_engine(EngineConfig.from_mapping({**options, "kv_cache_memory": "1MiB"}))
+    clock = VirtualClock()
+    started: list[Slow] = []
+
+    def start(*_: object, **__: object) -> Slow:
+        started.append(Slow(clock, num_in_time))
+        return started[-1]
+
+    monkeypatch.setattr(service, "make_executor", start)
+    ours, theirs = socket.socketpair()
+    pipe = os.pipe()
+    executor = start()
+    begin, params = Begin(options, 2, False), SamplingParams(max_tokens=30, ignore_eos=True)
+    ours.sendall(_frame(encode(Add(0, pack_tokens([3, 4]), params, 0, "", 0))))
+    serving = Service(
+        EngineCore(resolved, executor),
+        executor,
+        Link(theirs),
+        begin,
+        heart=Heart(pipe[1], clock),
+        clock=clock,
+    )
+    with pytest.raises(EngineDeadError) as given_up:
+        serving.run()
+    ours.close()
+    theirs.close()
+    for end in pipe:
+        os.close(end)
+    assert len(started) == 1 + 2
+    assert "After 2 restarts in ten minutes it is not tried again." in str(given_up.value)
+    assert f"more than --step-timeout 0.5 ({seen}): raise it." in str(given_up.value)
+
+
+def _frame(body: bytes) -> bytes:
+    return LENGTH.pack(len(body)) + body

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 import kvspan
+from kvspan.server.conversation import write
 from kvspan.server.exposition import exposition
-from kvspan.server.prompts import encode, render
+from kvspan.server.prompts import encode
 from kvspan.server.protocol import DetokenizeRequest, TokenizeRequest
 from kvspan.server.served import Served, served
 
@@ -66,14 +67,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     here.model_name(body.model)
     tokenizer = here.chat_tokenizer(body.chat_template)
     if body.messages is not None:
-        text = render(
-            tokenizer,
-            body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            tools=body.tools,
-            template_kwargs=body.chat_template_kwargs,
-        )
+        text = await write(here, tokenizer, body)
     else:
         text = body.prompt or ""
     ids = await encode(tokenizer, text, add_special_tokens=body.add_special_tokens)

@@ -1,0 +1,194 @@
+"""Requests of an engine that is lost: those that have had nothing go to another one."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvspan.config.engine import EngineConfig
+from kvspan.config.resolved import Resolved
+from kvspan.cost.memory import CachePlan
+from kvspan.engine.async_llm import AsyncLLM
+from kvspan.engine.build import resolve_engine
+from kvspan.engine.events import EngineLoad, EngineStats, Event
+from kvspan.engine.messages import Abort, Add, Chosen, End, Order, Ready, Stepped, decode_order, encode
+from kvspan.engine.stream import RequestStream
+from kvspan.errors import EngineDeadError
+from kvspan.request import FinishReason, SamplingParams
+from kvspan.server.exposition import exposition
+from kvspan.testing.tiny import TINY
+
+pytestmark = pytest.mark.timeout(60)
+PLAN = CachePlan(
+    blocks_per_rank=1, tokens_per_rank=16, tokens_total=16, hit_unit=16, bytes_per_rank=1, why=""
+)
+PROMPT = [3, 4, 5]
+
+
+class FakeEngine:
+    """An engine's process that says what a test has it say, and keeps what it is told."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        *,
+        heard: Callable[[bytes], None],
+        lost: Callable[[str], None],
+        **_: Any,
+    ) -> None:
+        self._resolved, self._heard, self.lost = resolved, heard, lost
+        self.added: list[Add] = []
+        self.aborted: list[int] = []
+
+    async def connect(self) -> None: ...
+
+    async def end(self, _: float) -> None: ...
+
+    def tell(self, order: Order) -> None:
+        if isinstance(order, Abort):
+            self.aborted += order.request_ids
+        elif not isinstance(order, End):
+            self._heard(encode(Chosen(self._resolved, self._resolved.model)))
+            self._heard(encode(Ready((), PLAN)))
+
+    def send(self, body: bytes) -> None:
+        order = decode_order(body)
+        assert isinstance(order, Add)
+        self.added.append(order)
+
+    def gives(
+        self, request_id: int, token_id: int, reason: FinishReason | None = None, *, running: int = 0
+    ) -> None:
+        event = Event(
+            request_id=request_id,
+            token_id=token_id,
+            logprobs=(),
+            prompt_logprobs=(),
+            finish_reason=reason,
+            stop_token=None,
+            num_cached_tokens=0,
+            num_computed_tokens=3,
+        )
+        self._heard(encode(Stepped((event,), EngineStats(), EngineLoad(running, 0, (0,)), 0.1)))
+
+
+@pytest.fixture
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]:
+    """Those that were started, in order; a model is at `tmp_path`."""
+    (tmp_path / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
+    options = {"model": str(tmp_path), "load_format": "dummy"}
+    resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
+    started: list[FakeEngine] = []
+
+    def start(**given: Any) -> FakeEngine:
+        started.append(FakeEngine(resolved, **given))
+        return started[-1]
+
+    monkeypatch.setattr("kvspan.engine.replica.EngineProcess", start)
+    return started
+
+
+def run(model: Path, test: Callable[[AsyncLLM], Any], *, replicas: int = 2) -> None:
+    async def whole() -> None:
+        options = {"load_format": "dummy", "data_parallel_size": replicas}
+        async with AsyncLLM(str(model), max_restarts=0, **options) as llm:
+            await test(llm)
+
+    asyncio.run(whole())
+
+
+def asked(llm: AsyncLLM, engines: list[FakeEngine], **params: Any) -> tuple[RequestStream, int]:
+    """A request, and the number of the engine that has it."""
+    stream = llm.add(PROMPT, SamplingParams(max_tokens=2, **params))
+    return stream, next(i for i, engine in enumerate(engines) if engine.added)
+
+
+async def tokens(stream: RequestStream) -> list[int | None]:
+    return [piece.token_id async for pieces in stream for piece in pieces]
+
+
+def test_a_request_that_has_had_nothing_goes_to_another_engine(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines, n=2)
+        engines[first].lost("It was killed.")
+        other = engines[1 - first]
+        assert other.added == engines[first].added  # numbers, seeds and all
+        for order in other.added:
+            other.gives(order.request_id, 7)
+            other.gives(order.request_id, 8, FinishReason.LENGTH)
+        assert await tokens(stream) == [7, 8, 7, 8]
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test)
+
+
+def test_a_request_that_has_had_a_token_ends(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].gives(engines[first].added[0].request_id, 7)
+        engines[first].lost("It was killed.")
+        assert not engines[1 - first].added
+        with pytest.raises(EngineDeadError, match="It was killed"):
+            await tokens(stream)
+
+    run(tmp_path, test)
+
+
+def test_a_request_is_moved_once(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    """One that is the end of its engine is not the end of all."""
+
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].lost("It was killed.")
+        moved = next(i for i in range(3) if i != first and engines[i].added)
+        engines[moved].lost("So was this.")
+        assert sum(len(engine.added) for engine in engines) == 2
+        with pytest.raises(EngineDeadError, match="So was this"):
+            await tokens(stream)
+
+    run(tmp_path, test, replicas=3)
+
+
+def test_a_lost_engine_is_busy_with_nothing(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    """Its places are free: with --max-queue 0 nobody else would ever get in."""
+
+    async def test(llm: AsyncLLM) -> None:
+        _, first = asked(llm, engines)
+        engines[first].gives(engines[first].added[0].request_id, 7, running=1)
+        assert llm.health.load.num_running == 1
+        engines[first].lost("It was killed.")
+        assert llm.health.load.num_running == 0
+        running = f'kvspan_num_requests_running{{replica="{first}"}}'
+        assert f"{running} 0.0" in exposition(llm.metrics()).decode()
+
+    run(tmp_path, test)
+
+
+def test_without_another_engine_it_ends(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[1 - first].lost("It was killed first.")
+        engines[first].lost("It was killed.")
+        with pytest.raises(EngineDeadError, match="It was killed"):
+            await tokens(stream)
+
+    run(tmp_path, test)
+
+
+def test_who_aborts_a_moved_request_is_heard_by_the_engine_that_has_it(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].lost("It was killed.")
+        stream.abort()
+        other = engines[1 - first]
+        assert other.aborted == [order.request_id for order in other.added]
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test)
