@@ -43,7 +43,7 @@ private:
     static void block(const Linear& call, std::int64_t panel, std::int64_t row, bool from_memory) {
         const std::int64_t pairs = call.inputs / 2;
         const auto* weight = static_cast<const std::int32_t*>(call.weight) +
-                             panel * call.pairs() * LINEAR_PANEL;
+                             panel * call.panel_pairs * LINEAR_PANEL;
         const Rows<R> input(call, row);
         __m512 sums[R][VECTORS];
         for (auto& of_row : sums) {

@@ -37,8 +37,23 @@ public:
         layer_.weight = at<void>(weight);
         layer_.outputs = outputs;
         layer_.inputs = inputs;
+        layer_.panel_pairs = layer_.pairs();
         layer_.bias = at<void>(bias);
         layer_.gated = gated;
+    }
+
+    // Some outputs from the first of a panel on, of some inputs from the first of a pair on.
+    LinearLayer part(std::int64_t first_output, std::int64_t outputs, std::int64_t first_input,
+                     std::int64_t inputs) const {
+        LinearLayer found = *this;
+        const std::int64_t pairs = first_output / LINEAR_PANEL * layer_.panel_pairs + first_input / 2;
+        found.layer_.weight = static_cast<const std::uint32_t*>(layer_.weight) + pairs * LINEAR_PANEL;
+        if (layer_.bias) {
+            found.layer_.bias = static_cast<const std::uint16_t*>(layer_.bias) + first_output;
+        }
+        found.layer_.outputs = outputs;
+        found.layer_.inputs = inputs;
+        return found;
     }
 
     void operator()(int threads, std::uintptr_t input, std::int64_t rows, std::int64_t input_stride,
@@ -49,7 +64,8 @@ public:
         call.input_stride = input_stride;
         call.out = at<void>(out);
         call.wide = wide;
-        const std::size_t bytes = call.panels() * call.pairs() * LINEAR_PANEL * 2 * sizeof(std::uint16_t);
+        const bool whole = call.pairs() == call.panel_pairs;  // else what is read lies in many places
+        const std::size_t bytes = whole ? call.panels() * call.pairs() * LINEAR_PANEL * 4 : 0;
         made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); }, {},
              {reinterpret_cast<std::uintptr_t>(call.weight), bytes});
     }
@@ -307,6 +323,7 @@ NB_MODULE(_native, m) {
     nb::class_<LinearLayer>(m, "LinearLayer")
         .def(nb::init<Isa, Address, Size, Size, Address, bool>())
         .def("__call__", &LinearLayer::operator(), others_may_run)
+        .def("part", &LinearLayer::part)
         .def("rows", &LinearLayer::rows, others_may_run);
 
     m.def("rms_norm", [](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,

@@ -10,6 +10,7 @@ constexpr int CALLS = 60;  // of each kernel
 
 struct Layer {
     std::int64_t rows, inputs, outputs, stride;
+    std::int64_t before, after;  // pairs of inputs that the weight has and this layer does not read
     bool gated, biased, wide;
     std::vector<float> input, weight, bias;  // weight [outputs or 2 * outputs, inputs]
 
@@ -27,6 +28,8 @@ Layer make_layer(Random& random) {
     layer.inputs = pick(random, 1, 90);
     layer.outputs = pick(random, 1, 150);
     layer.stride = layer.inputs + pick(random, 0, 3);
+    layer.before = pick(random, 0, 1) * pick(random, 0, 9);
+    layer.after = pick(random, 0, 1) * pick(random, 0, 9);
     layer.gated = pick(random, 0, 1);
     layer.biased = pick(random, 0, 1);
     layer.wide = pick(random, 0, 1);
@@ -36,15 +39,17 @@ Layer make_layer(Random& random) {
     return layer;
 }
 
-// The weight in panels: of a gated layer, the gates of half a panel's outputs and then their ups.
+// The weight in panels: of a gated layer, the gates of half a panel's outputs and then their ups. What
+// is not to be read is not zero.
 std::vector<float> panels_of(const Layer& layer, const Linear& call) {
-    std::vector<float> packed(call.panels() * call.pairs() * LINEAR_PANEL * 2, 0.0f);
+    const bool some = layer.before || layer.after;
+    std::vector<float> packed(call.panels() * call.panel_pairs * LINEAR_PANEL * 2, some ? 3.0f : 0.0f);
     const int of_panel = call.panel_outputs();
     for (std::int64_t n = 0; n < layer.sums(); ++n) {
         const std::int64_t output = n % layer.outputs, panel = output / of_panel;
         const std::int64_t place = output % of_panel + (n >= layer.outputs ? of_panel : 0);
         for (std::int64_t k = 0; k < layer.inputs; ++k) {
-            const std::int64_t pair = panel * call.pairs() + k / 2;
+            const std::int64_t pair = panel * call.panel_pairs + layer.before + k / 2;
             packed[(pair * LINEAR_PANEL + place) * 2 + k % 2] = layer.weight[n * layer.inputs + k];
         }
     }
@@ -71,12 +76,13 @@ double worst_error(const Layer& layer, Isa isa, int threads) {
                 nullptr,
                 layer.outputs,
                 layer.inputs,
+                layer.before + (layer.inputs + 1) / 2 + layer.after,
                 layer.biased ? bias.data() : nullptr,
                 out.data(),
                 layer.wide,
                 layer.gated};
     const Bytes weight = encoded(panels_of(layer, call), Dtype::bf16);
-    call.weight = weight.data();
+    call.weight = weight.data() + layer.before * LINEAR_PANEL * 2 * sizeof(std::uint16_t);
     multiply(call, linear_kernel(isa), threads);
     double worst = 0;
     for (std::int64_t row = 0; row < layer.rows; ++row) {

@@ -28,7 +28,7 @@ private:
     template <int R>
     static void block(const Linear& call, std::int64_t panel, std::int64_t row, int at) {
         const auto* weight = static_cast<const std::uint32_t*>(call.weight) +
-                             panel * call.pairs() * LINEAR_PANEL + at;
+                             panel * call.panel_pairs * LINEAR_PANEL + at;
         const Bf16* input = static_cast<const Bf16*>(call.input) + row * call.input_stride;
         const int apart = call.gated ? LINEAR_PANEL / 2 : WIDTH;  // the two vectors of a block
         Vec sums[R][VECTORS] = {};

@@ -17,6 +17,7 @@ struct Linear {
     std::int64_t rows, input_stride;
     const void* weight;  // [panels][pairs of inputs][LINEAR_PANEL][2], zeros past the last output and input
     std::int64_t outputs, inputs;
+    std::int64_t panel_pairs;  // from a panel to the next: more than `pairs()` if these are some of the inputs
     const void* bias;  // or null
     void* out;         // [rows, outputs], contiguous: bf16, or float32 if `wide`
     bool wide, gated;

@@ -156,6 +156,9 @@ class LinearLayer:
     ) -> None:
         """`wide` = the output is float32."""
 
+    def part(self, first_output: int, outputs: int, first_input: int, inputs: int, /) -> LinearLayer:
+        """Some outputs from the first of a panel on, of some inputs from an even one on; not gated."""
+
     def rows(self, threads: int, numbers: int, count: int, first: int, out: int, /) -> None:
         """Rows of the weight, zeros for numbers outside [first, first + outputs)."""
 

@@ -8,6 +8,7 @@ from kvspan.layers.linear import ColumnLinear, Storage, pack
 from kvspan.layers.matmul import Arena, PackedProduct, PlainProduct, packed_bytes, packing_isa
 from kvspan.layers.rows import MOST_HEAD_ROWS, NativeRowOps, TorchRowOps
 from kvspan.testing.cases import DTYPES
+from kvspan.topology import Span
 
 SIZES = [8, 40, 576, 1000]
 
@@ -56,6 +57,33 @@ def test_packed_product_equals_float64(isa: str, rows: int, inputs: int, outputs
     torch.testing.assert_close(packed(weight, None, isa).wide(x).double(), exact, atol=1e-4, rtol=1e-5)
     wanted = (exact + bias.double()).bfloat16()
     torch.testing.assert_close(packed(weight, bias, isa)(x), wanted, atol=1e-3, rtol=1e-2)
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize(
+    ("inputs", "outputs"),
+    [
+        ((0, 100), (0, 90)),
+        ((8, 40), (32, 64)),
+        ((7, 40), (5, 90)),
+        ((98, 100), (64, 65)),
+        ((5, 5), (3, 3)),
+    ],
+)
+def test_parts_of_a_weight_are_multiplied_alone(
+    isa: str, inputs: tuple[int, int], outputs: tuple[int, int]
+) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
+    x, weight = randn(13, 100).bfloat16(), randn(90, 100).bfloat16()
+    bias = randn(90, seed=1).bfloat16()
+    before, after = slice(*inputs), slice(*outputs)
+    for product in (packed(weight, bias, isa), PlainProduct(weight, bias)):
+        some = (x.double() @ weight[after].double().T + bias[after].double()).bfloat16()
+        torch.testing.assert_close(product.some(x, Span(*outputs)), some, atol=1e-3, rtol=1e-2)
+        over = (x[:, before].double() @ weight[:, before].double().T + bias.double()).bfloat16()
+        got = product.over(x[:, before], Span(*inputs))
+        torch.testing.assert_close(got, over, atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("isa", CPU_ISAS)

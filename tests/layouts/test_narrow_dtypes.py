@@ -35,6 +35,17 @@ CASES = [
         (9, 3, 8, "ag_rs", True, 10_000),
     ]
 ]
+HOMES = [
+    ForwardCase(
+        topology=Topology(tp_size=size, dcp_size=size),
+        replicate_q=True,
+        ranks_are_homes=True,
+        random_pools=True,
+        chunk=chunk,
+        dtype=torch.bfloat16,
+    )
+    for size, chunk in [(3, 10_000), (3, 67), (9, 10_000)]  # prompts by heads, weights in panels
+]
 
 Runs = list[list[Position]]
 
@@ -71,7 +82,7 @@ def references(model: Path) -> tuple[Runs, Runs]:
     return positions(model, ForwardCase()), positions(model, ForwardCase(dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, *HOMES], ids=str)
 def test_a_layout_is_as_near_as_one_rank(
     case: ForwardCase, model: Path, references: tuple[Runs, Runs]
 ) -> None:

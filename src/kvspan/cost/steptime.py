@@ -162,7 +162,7 @@ class StepCost:
         rows = work.busiest_rows(self.on.topology.pcp_size)
         layers, w = model.num_layers, self.weights
         return {
-            "projections": layers * (self._matrices_s(w.attention, rows) + self._absorb_s(work)),
+            "projections": layers * (self._projections_s(work, rows) + self._absorb_s(work)),
             "attention": layers * self._attention_s(work),
             "gather queries": layers * self._gathers_s(work),
             "exchange": layers * self._exchanges_s(work),
@@ -227,6 +227,16 @@ class StepCost:
         gathered = self._collective_s("ag", lse * num_tokens, w)
         scattered = self._collective_s("rs", summed * num_tokens, w)
         return gathered + scattered + self._beside_s("ag_rs")
+
+    def _projections_s(self, work: StepWork, rows: float) -> float:
+        """Projections of rows that ask, and of those that stay with their heads."""
+        staying = self._own(work, work.local_tokens)
+        return sum(
+            self._matrices_s((asked,), rows)
+            if asked == stays
+            else self._matrices_s((asked,), rows - staying) + self._matrices_s((stays,), staying)
+            for asked, stays in zip(self.weights.attention, self.weights.staying, strict=True)
+        )
 
     def _absorb_s(self, work: StepWork) -> float:
         """Asking latents, or making keys and values of them: of one's own, or of all for own heads."""
@@ -321,6 +331,9 @@ class StepCost:
         return handed + self._matrices_s((self.weights.head,), here) + gathered
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
+        """Products of some rows; none without any."""
+        if not rows:
+            return 0.0
         return sum(self._operator_s(m.num_bytes, 2 * m.params * rows, m.dtype) for m in matrices)
 
     def _operator_s(self, read_bytes: float, flops: float, dtype: str) -> float:

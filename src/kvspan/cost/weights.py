@@ -61,7 +61,8 @@ class RankWeights:
     """What the rank that keeps most keeps.
 
     Args:
-        attention: matrices of one layer's attention, each multiplied by every row.
+        attention: matrices of one layer's attention, each for rows whose queries go to the keys.
+        staying: of each of them, what a row multiplies that stays with its heads.
         absorb: of latent attention, what makes keys and values of latents; nothing else has it.
         dense: matrices of the MLP of a layer without experts.
         shared: matrices of a layer's shared experts, and the router.
@@ -75,6 +76,7 @@ class RankWeights:
     """
 
     attention: tuple[Matrix, ...]
+    staying: tuple[Matrix, ...]
     absorb: tuple[Matrix, ...]
     dense: tuple[Matrix, ...]
     shared: tuple[Matrix, ...]
@@ -145,19 +147,19 @@ def rank_weights(
         ranks_are_homes: whether each rank of a DCP group makes queries and outputs of its own requests.
     """
     t, hidden = topology.tp_size, model.hidden_size
-    attention, absorb = _attention(
-        model,
-        topology,
-        replicate_q=replicate_q or ranks_are_homes,
-        whole_output=ranks_are_homes,
-        dtype=dtypes.linear,
-    )
+    dims, parts = model.head_dims, topology.tp_ranks_per_dcp
+    heads = topology.query_heads(0, model.heads).size
+    query = _piece(heads * dims.query, 1 if replicate_q or ranks_are_homes else parts)
+    own_query = min(_most_touched(heads, dims.out, parts=parts) * dims.query, query)
+    out = _piece(heads * dims.out, 1 if ranks_are_homes else parts)
+    own_out = _piece(heads * dims.out, parts)
     moe = model.moe
     num_expert_layers = len(moe.layers) if moe is not None else 0
     vocab = Matrix(_piece(model.vocab_size, t) * hidden, dtypes.ends)
     return RankWeights(
-        attention=attention,
-        absorb=absorb,
+        attention=_attention(model, topology, query=query, out=out, dtype=dtypes.linear),
+        staying=_attention(model, topology, query=own_query, out=own_out, dtype=dtypes.linear),
+        absorb=_absorb(model, topology),
         dense=_mlp(hidden, _piece(model.intermediate_size, t), dtypes.linear),
         shared=_shared(moe, hidden, t, dtypes.linear),
         expert=_expert(moe, hidden, 1 if expert_parallel else t, dtypes.experts),
@@ -198,23 +200,37 @@ def active_params(model: ModelConfig) -> int:
 
 
 def _attention(
-    model: ModelConfig, topology: Topology, *, replicate_q: bool, whole_output: bool, dtype: str
-) -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """A layer's projections, and of latent attention what makes keys and values."""
-    hidden, dims, parts = model.hidden_size, model.head_dims, topology.tp_ranks_per_dcp
-    heads = topology.query_heads(0, model.heads).size
-    query = _piece(heads * dims.query, 1 if replicate_q else parts)
-    out = Matrix(_piece(heads * dims.out, 1 if whole_output else parts) * hidden, dtype)
+    model: ModelConfig, topology: Topology, *, query: int, out: int, dtype: str
+) -> tuple[Matrix, ...]:
+    """A layer's projections.
+
+    Args:
+        model: sizes.
+        topology: a legal layout.
+        query: columns of queries.
+        out: inputs of the output.
+        dtype: how they are stored.
+    """
+    hidden = model.hidden_size
+    outwards = Matrix(out * hidden, dtype)
     if model.mla is None:
-        kv = topology.kv_heads(0, model.heads).size * dims.cached
-        return (Matrix((query + kv) * hidden, dtype), out), ()
+        kv = topology.kv_heads(0, model.heads).size * model.head_dims.cached
+        return Matrix((query + kv) * hidden, dtype), outwards
     mla = model.mla
     down = Matrix((mla.kv_lora_rank + mla.rope_dim) * hidden, dtype)
-    up = Matrix(heads * (mla.nope_dim + mla.value_dim) * mla.kv_lora_rank, "bf16")
     if mla.q_lora_rank is None:
-        return (Matrix(query * hidden, dtype), down, out), (up,)
+        return Matrix(query * hidden, dtype), down, outwards
     through = (Matrix(mla.q_lora_rank * hidden, dtype), Matrix(query * mla.q_lora_rank, dtype))
-    return (*through, down, out), (up,)
+    return *through, down, outwards
+
+
+def _absorb(model: ModelConfig, topology: Topology) -> tuple[Matrix, ...]:
+    """Of latent attention what makes keys and values."""
+    mla = model.mla
+    if mla is None:
+        return ()
+    heads = topology.query_heads(0, model.heads).size
+    return (Matrix(heads * (mla.nope_dim + mla.value_dim) * mla.kv_lora_rank, "bf16"),)
 
 
 def asking_params(mla: MlaConfig, *, num_heads: int) -> int:
@@ -236,8 +252,14 @@ def answered_params(mla: MlaConfig, topology: Topology, *, num_heads: int) -> in
         num_heads: H / A, of which each rank makes values of those that its slice touches.
     """
     parts = topology.tp_ranks_per_dcp
-    slice_ = cut(num_heads * mla.value_dim, parts=parts, index=parts - 1)
-    return touched_heads(slice_, mla.value_dim).size * mla.value_dim * mla.kv_lora_rank
+    heads = _most_touched(num_heads, mla.value_dim, parts=parts)
+    return heads * mla.value_dim * mla.kv_lora_rank
+
+
+def _most_touched(num_heads: int, out_dim: int, *, parts: int) -> int:
+    """Heads that a rank's slice of the output touches, at the most."""
+    slices = (cut(num_heads * out_dim, parts=parts, index=i) for i in range(parts))
+    return max(touched_heads(its, out_dim).size for its in slices)
 
 
 def _mlp(hidden: int, inner: int, dtype: str) -> tuple[Matrix, ...]:

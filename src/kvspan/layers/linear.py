@@ -132,6 +132,46 @@ class ColumnLinear(Matrix):
         return self.product(x)
 
 
+class SplitLinear(Matrix):
+    """Outputs of several kinds, of which rows do not all need the same.
+
+    Args:
+        in_features: width of the input, whole on every rank.
+        out_features: outputs that this rank keeps, of all kinds; may be 0.
+        bias: whether the outputs have a bias.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, storage: Storage) -> None:
+        super().__init__(out_features, in_features, bias=bias, storage=storage)
+
+    def forward(self, x: Tensor, kinds: Sequence[Span]) -> list[Tensor]:
+        """What some rows need; kinds that lie side by side are one product.
+
+        Args:
+            x: [R, in_features].
+            kinds: some outputs each, in order.
+
+        Returns:
+            [R, size] of each kind.
+        """
+        made: list[Tensor] = []
+        for run in side_by_side(kinds):
+            product = self.product.some(x, Span(run[0].start, run[-1].stop))
+            made += torch.split(product, [kind.size for kind in run], dim=-1)
+        return made
+
+
+def side_by_side(spans: Sequence[Span]) -> list[list[Span]]:
+    """Spans in order, those in one list of which each begins where the one before it ends."""
+    runs: list[list[Span]] = []
+    for span in spans:
+        if runs and runs[-1][-1].stop == span.start:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return runs
+
+
 class GatedLinear(Matrix):
     """Some outputs of silu(gate(x)) * up(x), of which gate and up are linear layers.
 

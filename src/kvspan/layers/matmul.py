@@ -9,7 +9,7 @@ and its product is silu(gate) * up, half as wide.
 """
 
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,10 @@ class Product(Protocol):
 
     def over(self, x: Tensor, inputs: Span) -> Tensor:
         """The same of rows that have some inputs alone: x [R, inputs.size], zeros everywhere else."""
+        ...
+
+    def some(self, x: Tensor, outputs: Span) -> Tensor:
+        """Some of the outputs alone, of a weight that is not gated: [R, outputs.size]."""
         ...
 
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
@@ -77,6 +81,12 @@ class PlainProduct:
         """See `Product`."""
         return F.linear(x, self._weight[:, inputs.start : inputs.stop], self._bias)
 
+    def some(self, x: Tensor, outputs: Span) -> Tensor:
+        """See `Product`."""
+        assert not self._gated, "outputs of a gated weight are not told apart"
+        rows = slice(outputs.start, outputs.stop)
+        return F.linear(x, self._weight[rows], None if self._bias is None else self._bias[rows])
+
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
         local = numbers - first
@@ -101,53 +111,80 @@ class PackedProduct:
         self, weight: Tensor, bias: Tensor | None, *, gated: bool = False, memory: Tensor, isa: str
     ) -> None:
         native = extension()
-        rows, self._inputs = weight.shape
-        self._outputs = rows // 2 if gated else rows
+        rows, inputs = weight.shape
+        self._gated = gated
+        self._whole = _Part(0, rows // 2 if gated else rows, 0, inputs)
         self._panels = _pack(_in_turns(weight) if gated else weight, memory)  # [panels, pairs, PANEL]
         self._bias = bias  # keeps alive what the kernel reads
         self._layer = native.LinearLayer(
             native.Isa[isa],
             self._panels.data_ptr(),
-            self._outputs,
-            self._inputs,
+            self._whole.outputs,
+            inputs,
             0 if bias is None else bias.data_ptr(),
             gated,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Product`."""
-        return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.bfloat16))
+        return self._made(x, self._whole)
 
     def wide(self, x: Tensor) -> Tensor:
         """See `Product`."""
-        return self._into(x, torch.empty(x.shape[0], self._outputs, dtype=torch.float32))
+        return self._made(x, self._whole, torch.float32)
 
     def over(self, x: Tensor, inputs: Span) -> Tensor:
+        """See `Product`."""
+        odd = inputs.start % 2  # inputs lie in pairs
+        x = F.pad(x, (1, 0)) if odd else x
+        return self._made(x, self._whole._replace(first_input=inputs.start - odd, inputs=x.shape[1]))
+
+    def some(self, x: Tensor, outputs: Span) -> Tensor:
         """See `Product`; panels are read whole."""
-        if inputs.size == self._inputs:
-            return self(x)
-        return self(F.pad(x, (inputs.start, self._inputs - inputs.stop)))
+        before = outputs.start % PANEL
+        first, num_outputs = outputs.start - before, before + outputs.size
+        made = self._made(x, self._whole._replace(first_output=first, outputs=num_outputs))
+        return made[:, before:]
 
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
-        out = torch.empty(len(numbers), self._inputs, dtype=torch.bfloat16)
+        out = torch.empty(len(numbers), self._whole.inputs, dtype=torch.bfloat16)
         threads = torch.get_num_threads()
         self._layer.rows(threads, numbers.data_ptr(), len(numbers), first, out.data_ptr())
         return out
 
-    def _into(self, x: Tensor, out: Tensor) -> Tensor:
+    def _made(self, x: Tensor, part: "_Part", dtype: torch.dtype = torch.bfloat16) -> Tensor:
         assert x.dtype == torch.bfloat16, "a packed weight is multiplied in bf16"
+        assert not self._gated or part == self._whole, "a gated weight is multiplied whole"
+        layer = self._layer if part == self._whole else self._layer.part(*part)
+        out = torch.empty(x.shape[0], part.outputs, dtype=dtype)
         if x.stride(1) != 1:
             x = x.contiguous()
-        self._layer(
+        layer(
             torch.get_num_threads(),
             x.data_ptr(),
             x.shape[0],
             x.stride(0),
             out.data_ptr(),
-            out.dtype == torch.float32,
+            dtype == torch.float32,
         )
         return out
+
+
+class _Part(NamedTuple):
+    """Some outputs of a weight in panels, of some inputs.
+
+    Args:
+        first_output: the first of a panel.
+        outputs: how many.
+        first_input: the first of a pair.
+        inputs: how many.
+    """
+
+    first_output: int
+    outputs: int
+    first_input: int
+    inputs: int
 
 
 class Arena:

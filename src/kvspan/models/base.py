@@ -46,6 +46,7 @@ class Batch:
         row_sizes: rows of each PCP coordinate whose keys are gathered; of n they are the first.
         writes: which of the rows whose keys come here this rank stores, and where.
         asking: rows whose queries go to the keys: those that are spread, and those that are local.
+        asking_rows: which they are, spread ones before local ones.
         gathered: rows whose keys come to them, and what they see.
     """
 
@@ -55,7 +56,14 @@ class Batch:
     row_sizes: tuple[int, ...]
     writes: Writes
     asking: tuple["Asking", "Asking"]
+    asking_rows: slice | Tensor
     gathered: GatherPlan
+
+    def by_reach(self, asking: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows that ask, ...] -> those that are spread, and those that are local."""
+        num_local = sum(self.asking[1].sizes)  # nobody else's are among them
+        num_spread = len(asking) - num_local
+        return asking[:num_spread], asking[num_spread:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
-from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, Storage
+from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, SplitLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
@@ -113,19 +113,22 @@ class LatentAttention(nn.Module):
         """[R, hidden_size] -> [R, hidden_size]."""
         num_rows = len(x)
         x, rotation = some_rows(x, batch.attending), rotation.of(batch.attending)
-        keys, projected = self._keys(x, rotation), self.query(x)
+        keys = self._keys(x, rotation)
+        projected = self.queries.project(self.query.up, self.query.latents(x), batch)
         (keys,) = gather_rows(self.rows.pcp, batch.row_sizes, keys)
         self.store.write(keys, batch.writes)
         attended: list[Attended] = []
-        for reach, cut, asking in zip(self.reaches, self.cuts, batch.asking, strict=True):
+        by_reach = batch.by_reach(projected.asking)
+        reaches = zip(self.reaches, self.cuts, batch.asking, by_reach, strict=True)
+        for reach, cut, asking, columns in reaches:
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
-                query = rotation.of(rows).apply(self.queries.all_heads(some_rows(projected, rows)))
+                query = rotation.of(rows).apply(self.queries.all_heads(columns))
                 values = self._over_shards(query, asking, reach, cut)
                 attended.append(Attended(rows, values, self._inputs(cut)))
         if batch.gathered.num_keys:
             rows = batch.gathered.rows
-            query = rotation.of(rows).apply(self.queries.own_heads(some_rows(projected, rows)))
+            query = rotation.of(rows).apply(self.queries.own_heads(projected.gathered))
             values = self._gathered(query, keys[batch.gathered.keys], batch.gathered).to(x.dtype)
             attended.append(Attended(rows, values, self._inputs(self.spread)))
         if not attended:  # a rank without rows helps to sum all the same
@@ -314,12 +317,12 @@ class LatentQuery(nn.Module):
             self.down = ColumnLinear(config.hidden_size, mla.q_lora_rank, bias=bias, storage=storage)
             self.norm = RMSNorm(mla.q_lora_rank, eps=LATENT_EPS, storage=storage)
         width = mla.q_lora_rank or config.hidden_size
-        self.up = ColumnLinear(width, part.size, bias=False, storage=storage)
+        self.up = SplitLinear(width, part.size, bias=False, storage=storage)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, hidden_size] -> [R, columns of the part]."""
-        query: Tensor = self.up(self.norm(self.down(x)))
-        return query
+    def latents(self, x: Tensor) -> Tensor:
+        """[R, hidden_size] -> [R, width of a query's latent], of which `up` makes columns."""
+        made: Tensor = self.norm(self.down(x))
+        return made
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: the latent's layers are whole on every rank."""

@@ -13,14 +13,13 @@ rank that is a home keeps all of the group's `q` and `o`, and has its local rows
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from kvspan.attention.kv_store import KvStore
 from kvspan.attention.prefill import OwnHeads
 from kvspan.attention.rows import Reach, cut_pieces, make_reaches
 from kvspan.config.model import ModelConfig
-from kvspan.layers.linear import Attended, ColumnLinear, OutLinear
+from kvspan.layers.linear import Attended, OutLinear, SplitLinear
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, whole
 from kvspan.layers.rotary import Rotation
@@ -83,8 +82,10 @@ class DenseAttention(nn.Module):
         self.queries = GroupQueries(
             context, num_heads=self.query_heads.size, head_dim=dim, touched=touched
         )
-        rows = self.queries.part.size + 2 * self.kv_heads.size * dim
-        self.qkv = ColumnLinear(config.hidden_size, rows, bias=traits.qkv_bias, storage=storage)
+        keys = Span(0, self.kv_heads.size * dim).shifted(self.queries.part.size)
+        self.keys, self.values = keys, keys.shifted(keys.size)
+        rows = self.values.stop
+        self.qkv = SplitLinear(config.hidden_size, rows, bias=traits.qkv_bias, storage=storage)
         self.q_norm, self.k_norm = (
             RMSNorm(dim, eps=config.rms_norm_eps, storage=storage) if traits.qk_norm else nn.Identity()
             for _ in range(2)
@@ -110,22 +111,23 @@ class DenseAttention(nn.Module):
         """[R, hidden_size] -> [R, hidden_size]."""
         num_rows = len(x)
         x, rotation = some_rows(x, batch.attending), rotation.of(batch.attending)
-        projected, key, value = self._project(x)
+        projected = self.queries.project(self.qkv, x, batch, beside=(self.keys, self.values))
+        dims = (len(x), self.kv_heads.size, self.config.head_dim)
+        key, value = (its.reshape(dims) for its in projected.beside)
         key = rotation.apply(self.k_norm(key))
         key, value = gather_rows(self.rows.pcp, batch.row_sizes, key, value)
         self.store.write(key, value, batch.writes)
         attended: list[Attended] = []
-        for reach, asking in zip(self.reaches, batch.asking, strict=True):
+        by_reach = batch.by_reach(projected.asking)
+        for reach, asking, columns in zip(self.reaches, batch.asking, by_reach, strict=True):
             if asking.keys.num_rows:  # the same on all ranks: an exchange without rows does not run
                 rows = asking.rows
-                query = self.queries.all_heads(some_rows(projected, rows))
-                query = self._rotated(query, rotation.of(rows))
+                query = self._rotated(self.queries.all_heads(columns), rotation.of(rows))
                 values = self._over_shards(query, asking, reach).to(x.dtype)
                 attended.append(Attended(rows, values, self._inputs(reach.slice)))
         if batch.gathered.num_keys:
             rows, its = batch.gathered.rows, batch.gathered.keys
-            query = self.queries.own_heads(some_rows(projected, rows))
-            query = self._rotated(query, rotation.of(rows))
+            query = self._rotated(self.queries.own_heads(projected.gathered), rotation.of(rows))
             new = self.store.rounded(key[its], value[its])
             values = self.own_heads.attend(query.to(new.dtype), new, batch.gathered).flatten(1)
             start = self.piece.start - self.touched.start * self.config.head_dim
@@ -153,15 +155,6 @@ class DenseAttention(nn.Module):
         """Keys and values [1, h, t, D] for the touched heads, of what is cached [t, Hkv / A, 2 D]."""
         keys, values = vectors[:, self.own_kv].transpose(0, 1)[None].chunk(2, dim=-1)
         return keys, values
-
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[R, columns of the part] of the group's queries, [R, Hkv / A, D] keys and values."""
-        kv_width = self.kv_heads.size * self.config.head_dim
-        query, key, value = torch.split(
-            self.qkv(x), [self.queries.part.size, kv_width, kv_width], dim=-1
-        )
-        dims = (len(x), self.kv_heads.size, self.config.head_dim)
-        return query, key.reshape(dims), value.reshape(dims)
 
     def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:
         """[n, h, D]: queries as they ask, after norm and rotary embedding."""

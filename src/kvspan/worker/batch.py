@@ -95,6 +95,7 @@ def build_batch(
         np.array([row.num_tokens for row in rows], np.int64),
         np.array([row.start for row in rows], np.int64),
     )  # [rows of the step]
+    asking, asking_rows = _asking(shares, tables, gathered, device)
     return Batch(
         token_ids=_tensor(
             [
@@ -109,7 +110,8 @@ def build_batch(
         writes=_writes(
             JoinedTables(tables).slots(keyed.row, keyed.position), workspace.block_size, device
         ),
-        asking=_asking(shares, tables, gathered, device),
+        asking=asking,
+        asking_rows=row_numbers(asking_rows, device),
         gathered=_plan(rows, tables, gathered, shares, workspace),
     )
 
@@ -123,8 +125,8 @@ def _attending(shares: Shares, device: torch.device) -> slice | torch.Tensor:
 
 def _asking(
     shares: Shares, tables: Sequence[RankTable], gathered: NDArray[np.bool_], device: torch.device
-) -> tuple[Asking, Asking]:
-    """Spread rows of all coordinates, and local rows of this one."""
+) -> tuple[tuple[Asking, Asking], NDArray[np.int64]]:
+    """Spread rows of all coordinates and local rows of this one; and which rows they are here."""
     travelling = [[p for p in its if not gathered[p.row]] for its in shares.travelling]
     own, num_travelling = shares.own_parts, shares.row_sizes[shares.own]
     does_travel = np.arange(own.num_tokens) < num_travelling
@@ -133,7 +135,7 @@ def _asking(
     else:
         local, is_local = [*shares.local_parts], ~does_travel
     spread = does_travel & ~is_local & ~gathered[own.row]
-    return (
+    asking = (
         Asking(
             row_numbers(np.flatnonzero(spread), device),
             tuple(sum(p.num_tokens for p in its) for its in travelling),
@@ -145,6 +147,7 @@ def _asking(
             _keys(Parts(local), tables, device),
         ),
     )
+    return asking, np.flatnonzero(spread | is_local)
 
 
 def _keys(parts: Parts, tables: Sequence[RankTable], device: torch.device) -> KeyIndex:

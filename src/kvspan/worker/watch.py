@@ -24,7 +24,7 @@ from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.scaled import Scaled
 from kvspan.clock import Clock, WallClock
 from kvspan.comm.group import Group, Pending, Piece, World
-from kvspan.layers.linear import ColumnLinear, OutLinear, RowLinear
+from kvspan.layers.linear import ColumnLinear, OutLinear, RowLinear, SplitLinear
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import MoE
 from kvspan.models.base import Model
@@ -33,7 +33,7 @@ from kvspan.topology import Topology
 
 T = TypeVar("T")
 
-LINEAR: tuple[type[nn.Module], ...] = (ColumnLinear, RowLinear, OutLinear, GatedMLP, MoE)
+LINEAR: tuple[type[nn.Module], ...] = (ColumnLinear, SplitLinear, RowLinear, OutLinear, GatedMLP, MoE)
 
 
 @dataclass(frozen=True, slots=True)
