@@ -15,6 +15,7 @@
 #include "exchange.h"
 #include "isa.h"
 #include "pages.h"
+#include "reduce.h"
 #include "store.h"
 #include "tape.h"
 
@@ -67,7 +68,7 @@ public:
         const bool whole = call.pairs() == call.panel_pairs;  // else what is read lies in many places
         const std::size_t bytes = whole ? call.panels() * call.pairs() * LINEAR_PANEL * 4 : 0;
         made(Work::linear, [call, kernel = kernel_, threads] { multiply(call, kernel, threads); }, {},
-             {reinterpret_cast<std::uintptr_t>(call.weight), bytes});
+             {{reinterpret_cast<std::uintptr_t>(call.weight), bytes}});
     }
 
     void rows(int threads, std::uintptr_t numbers, std::int64_t count, std::int64_t first,
@@ -127,6 +128,18 @@ std::vector<Piece> pieces_of(const Sizes& numbers) {
         pieces.push_back({at<const std::int64_t>(n[0]), n[1], n[2], n[3], n[4]});
     }
     return pieces;
+}
+
+// Each head's matrix.
+std::vector<Memory> matrices(const HeadProduct& call, int rows, Dtype dtype) {
+    const std::int64_t element = bytes_of(dtype);
+    const auto begin = reinterpret_cast<std::uintptr_t>(call.weight);
+    std::vector<Memory> memory;
+    for (int head = 0; head < call.heads; ++head) {
+        memory.push_back({begin + head * call.weight_head_stride * element,
+                          static_cast<std::size_t>(rows * call.weight_row_stride * element)});
+    }
+    return memory;
 }
 
 // A rank that has not come in time.
@@ -375,8 +388,8 @@ NB_MODULE(_native, m) {
           });
 
     // Sums of a matrix's rows, or dot products with them, by head.
-    const auto def_head_product = [&](const char* name, auto multiply) {
-        m.def(name, [multiply](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
+    const auto def_head_product = [&](const char* name, auto multiply, int HeadProduct::* matrix_rows) {
+        m.def(name, [=](Isa isa, Dtype dtype, int threads, Address x, Size rows, Size row_stride,
                                Size head_stride, int heads, int inputs, int outputs, Address weight,
                                Size weight_head_stride, Size weight_row_stride, Address out) {
             const HeadProduct call{
@@ -394,11 +407,12 @@ NB_MODULE(_native, m) {
             };
             const HeadKernels& kernels = head_kernels(isa, dtype);
             nb::gil_scoped_release others_may_run;
-            made(Work::linear, [=, &kernels] { multiply(call, kernels, threads); });
+            made(Work::linear, [=, &kernels] { multiply(call, kernels, threads); }, {},
+                 matrices(call, call.*matrix_rows, dtype));
         });
     };
-    def_head_product("head_sums", &sum_rows);
-    def_head_product("head_dots", &dot_rows);
+    def_head_product("head_sums", &sum_rows, &HeadProduct::inputs);
+    def_head_product("head_dots", &dot_rows, &HeadProduct::outputs);
 
     m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
                      Address places) {

@@ -9,6 +9,41 @@
 namespace kvspan {
 namespace {
 
+// Rows of a matrix that come behind those at hand, asked for line by line, front to back: memory brings a
+// core three times as much of one stream as of several rows side by side, which is how they are then read.
+template <class T>
+class RowsAhead {
+public:
+    RowsAhead(const T* rows, std::int64_t stride, int count, int size)
+        : row_(rows), stride_(stride), left_(count), size_(size) {}
+
+    // A line for each line's worth of vectors at hand, of which this is the `vector`-th.
+    void ask_beside(int vector) {
+        if (vector % (LINE > WIDTH ? LINE / WIDTH : 1) == 0) ask_line();
+    }
+
+    void ask_all() {
+        while (left_ > 0) ask_line();
+    }
+
+private:
+    static constexpr int LINE = 64 / static_cast<int>(sizeof(T));
+
+    void ask_line() {
+        if (left_ <= 0) return;
+        __builtin_prefetch(row_ + at_);
+        at_ += LINE;
+        if (at_ < size_) return;
+        at_ = 0;
+        row_ += stride_;
+        --left_;
+    }
+
+    const T* row_;
+    std::int64_t stride_;
+    int left_, size_, at_ = 0;
+};
+
 template <class T>
 class GenericHeads {
 public:
@@ -16,11 +51,18 @@ public:
         alignas(64) float sums[HEAD_ROWS * SUMMED_PIECE] = {};
         const T* const x = input(call, task);
         const T* const weight = matrix(call, task) + task.first;
-        for (int input = 0; input < call.inputs; input += WIDTH) {  // the rows of a pass lie one by one
+        const auto ahead_from = [&](int input) {
+            const int left = call.inputs - input;
+            return RowsAhead<T>(weight + input * call.weight_row_stride, call.weight_row_stride,
+                                left < PASS ? left : PASS, task.outputs);
+        };
+        ahead_from(0).ask_all();
+        for (int input = 0; input < call.inputs; input += PASS) {
             const T* const rows = weight + input * call.weight_row_stride;
+            RowsAhead<T> ahead = ahead_from(input + PASS);
             in_blocks(task.rows, [&]<int N>(int row) {
-                add<N>(call, x + row * call.row_stride + input, call.inputs - input, rows, task.outputs,
-                       sums + row * SUMMED_PIECE);
+                add<N>(call, x + row * call.row_stride + input, call.inputs - input, rows, ahead,
+                       task.outputs, sums + row * SUMMED_PIECE);
             });
         }
         for (int row = 0; row < task.rows; ++row) {
@@ -34,21 +76,30 @@ public:
     static void dots(const HeadProduct& call, const HeadTask& task) {
         const T* const x = input(call, task);
         const T* const weight = matrix(call, task) + task.first * call.weight_row_stride;
+        const auto ahead_from = [&](int output) {
+            const int left = task.outputs - output;
+            return RowsAhead<T>(weight + output * call.weight_row_stride, call.weight_row_stride,
+                                left < OUTPUTS ? left : OUTPUTS, call.inputs);
+        };
+        ahead_from(0).ask_all();
         for (int i = 0; i < task.outputs;) {
             const T* const rows = weight + i * call.weight_row_stride;
             const bool several = task.outputs - i >= OUTPUTS;
+            RowsAhead<T> ahead = ahead_from(i + OUTPUTS);
             in_blocks(task.rows, [&]<int N>(int row) {
                 const T* const of_rows = x + row * call.row_stride;
                 T* const out = output(call, task, row) + i;
-                several ? dot<N, OUTPUTS>(call, of_rows, rows, out) : dot<N, 1>(call, of_rows, rows, out);
+                several ? dot<N, OUTPUTS>(call, of_rows, rows, ahead, out)
+                        : dot<N, 1>(call, of_rows, rows, ahead, out);
             });
             i += several ? OUTPUTS : 1;
         }
     }
 
 private:
-    static constexpr int BLOCK = WIDTH == 16 ? 4 : 2;  // rows whose sums are in registers
-    static constexpr int OUTPUTS = 4;                  // likewise, of each
+    static constexpr int BLOCK = WIDTH == 16 ? 4 : 2;   // rows whose sums are in registers
+    static constexpr int OUTPUTS = 4;                   // likewise, of each
+    static constexpr int PASS = WIDTH < 8 ? WIDTH : 8;  // rows of the matrix: 8 KiB, and as many ahead
 
     static const T* input(const HeadProduct& call, const HeadTask& task) {
         return static_cast<const T*>(call.x) + task.row * call.row_stride + task.head * call.head_stride;
@@ -72,17 +123,18 @@ private:
         for (; row < rows; ++row) body.template operator()<1>(row);
     }
 
-    // Adds up to WIDTH rows of the matrix, times inputs of N rows, to their sums.
+    // Adds up to PASS rows of the matrix, times inputs of N rows, to their sums.
     template <int N>
-    static void add(const HeadProduct& call, const T* x, int inputs, const T* rows, int outputs,
-                    float* sums) {
-        const int depth = inputs < WIDTH ? inputs : WIDTH;
+    static void add(const HeadProduct& call, const T* x, int inputs, const T* rows, RowsAhead<T>& ahead,
+                    int outputs, float* sums) {
+        const int depth = inputs < PASS ? inputs : PASS;
         float factors[N][WIDTH];
         for (int n = 0; n < N; ++n) store(factors[n], load_up_to(x + n * call.row_stride, depth));
         const auto add_vector = [&](int i, const auto& load_row) {
             Vec sum[N];
             for (int n = 0; n < N; ++n) sum[n] = load(sums + n * SUMMED_PIECE + i);
             for (int k = 0; k < depth; ++k) {
+                ahead.ask_beside(k);
                 const Vec v = load_row(rows + k * call.weight_row_stride + i);
                 for (int n = 0; n < N; ++n) sum[n] += v * factors[n][k];
             }
@@ -95,11 +147,14 @@ private:
 
     // Dot products of N rows with D rows of the matrix.
     template <int N, int D>
-    static void dot(const HeadProduct& call, const T* x, const T* rows, T* out) {
+    static void dot(const HeadProduct& call, const T* x, const T* rows, RowsAhead<T>& ahead, T* out) {
         Vec sums[N][D] = {};
         const auto add_vector = [&](int i, const auto& load_part) {
             Vec v[D];
-            for (int d = 0; d < D; ++d) v[d] = load_part(rows + d * call.weight_row_stride + i);
+            for (int d = 0; d < D; ++d) {
+                ahead.ask_beside(d);
+                v[d] = load_part(rows + d * call.weight_row_stride + i);
+            }
             for (int n = 0; n < N; ++n) {
                 const Vec of_row = load_part(x + n * call.row_stride + i);
                 for (int d = 0; d < D; ++d) sums[n][d] += of_row * v[d];

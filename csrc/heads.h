@@ -7,7 +7,7 @@
 namespace kvspan {
 
 constexpr int HEAD_ROWS = 8;       // of a task
-constexpr int SUMMED_PIECE = 256;  // outputs of a task, which are columns of the matrix
+constexpr int SUMMED_PIECE = 512;  // outputs of a task, which are columns of the matrix
 constexpr int DOTTED_PIECE = 32;   // likewise, which are its rows
 
 // x [rows, heads, inputs] -> out [rows, heads, outputs], contiguous. Strides in elements; all of one dtype,

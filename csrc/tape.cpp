@@ -23,8 +23,8 @@ Tape*& Tape::recording() {
 }
 
 void Tape::keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought,
-                Memory weight) {
-    calls_.push_back({work, std::move(call), weight, {}});
+                std::vector<Memory> weights) {
+    calls_.push_back({work, std::move(call), std::move(weights), {}});
     is_whole_ &= std::all_of(brought.begin(), brought.end(), [&](const void* at) { return is_input(at); });
 }
 
@@ -38,11 +38,12 @@ void Tape::stop() {
 std::vector<Memory> Tape::read_behind(std::size_t call) const {
     std::vector<Memory> soon;
     std::size_t left = SOON_BYTES;
-    for (std::size_t i = call + 1; i < calls_.size() && calls_[i].work != Work::attention && left > 0; ++i) {
-        const Memory& weight = calls_[i].weight;
-        if (weight.bytes == 0) continue;
-        soon.push_back({weight.begin, std::min(weight.bytes, left)});
-        left -= soon.back().bytes;
+    for (std::size_t i = call + 1; i < calls_.size() && calls_[i].work != Work::attention; ++i) {
+        for (const Memory& weight : calls_[i].weights) {
+            const std::size_t bytes = std::min(weight.bytes, left);
+            if (bytes > 0) soon.push_back({weight.begin, bytes});
+            left -= bytes;
+        }
     }
     return soon;
 }

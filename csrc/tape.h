@@ -34,10 +34,10 @@ public:
     // The tape that keeps this thread's calls, or null.
     static Tape*& recording();
 
-    // `brought` are the addresses at which the call reads what a step brings; `weight` is what else it reads,
-    // the same in all steps.
+    // `brought` are the addresses at which the call reads what a step brings; `weights` is what else it
+    // reads, the same in all steps.
     void keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought,
-              Memory weight);
+              std::vector<Memory> weights);
 
     // Whether every call read what a step brings from the inputs: it can then be made for another step.
     bool is_whole() const { return is_whole_; }
@@ -51,7 +51,7 @@ private:
     struct Call {
         Work work;
         std::function<void()> make;
-        Memory weight;
+        std::vector<Memory> weights;
         std::vector<Memory> soon;  // of attention: what is read behind it
     };
 
@@ -68,9 +68,9 @@ private:
 // Makes a call, which is kept if this thread records.
 template <class Call>
 void made(Work work, const Call& call, std::initializer_list<const void*> brought = {},
-          Memory weight = {}) {
+          std::vector<Memory> weights = {}) {
     call();
-    if (Tape* const tape = Tape::recording()) tape->keep(work, call, brought, weight);
+    if (Tape* const tape = Tape::recording()) tape->keep(work, call, brought, std::move(weights));
 }
 
 }  // namespace kvspan

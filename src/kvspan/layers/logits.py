@@ -4,7 +4,7 @@ Knows groups. Knows no sampling and no models.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ class Logits:
         mine: [R, parts[group.rank].size] float32, of this rank's tokens.
         group: who has the others.
         parts: which tokens each rank has, in order and without gaps.
+        largest: of `mine`; None = it is found when it is asked for.
     """
 
     mine: Tensor
     group: Group
     parts: Sequence[Span]
+    largest: Best | None = None
 
     @classmethod
     def of_one(cls, logits: Tensor) -> "Logits":
@@ -51,6 +53,10 @@ class Logits:
             return self
         return Logits(self.mine[list(numbers)], self.group, self.parts)
 
+    def with_largest(self) -> "Logits":
+        """These, with the largest of each row that this rank has. No collective."""
+        return replace(self, largest=best(self.mine))
+
     def whole(self) -> Tensor:
         """[R, V] float32."""
         return gather_columns(self.mine, self.group, self.parts)
@@ -61,7 +67,9 @@ class Logits:
 
     def best(self) -> Best:
         """The largest of each row: 16 bytes of a row travel, and no logits."""
-        found = best(self.mine)
+        found = self.largest or best(self.mine)
+        if len(self.parts) == 1:
+            return found  # of all columns; what is spared is a dozen operators, a tenth of a millisecond
         tokens = found.tokens + self.first_token
         every = self.from_all(torch.stack([found.values.double(), tokens.double()]))  # both are exact
         whose = every[:, 0].argmax(0)  # a NaN is larger than all; of ranks alike the first

@@ -154,7 +154,7 @@ def _rank(
     mirrors = Mirrors(
         lambda: RankTable(case.layout, dcp_rank=workspace.dcp_rank, blocks_per_pool=BLOCKS_PER_POOL)
     )
-    runner = Runner(model, Recorder())
+    runner = Runner(model, Recorder(), scores=case.topology.pcp_size == 1)
     parts: dict[int, list[Tensor]] = {i: [] for i in range(len(sequences))}
     with torch.inference_mode():
         for step in _steps(sequences, case):
@@ -163,8 +163,9 @@ def _rank(
             batch = build_batch(step.rows, shares, mirrors, rule=rule, workspace=workspace)
             ends = np.cumsum([row.num_tokens for row in step.rows])
             everything = np.ones(ends[-1], np.bool_)
-            hidden = restored(runner.run(batch), shares, everything, context.row_groups.pcp)
-            logits = model.logits(hidden).whole()
+            ran = runner.run(batch)
+            hidden = restored(ran.hidden, shares, everything, context.row_groups.pcp)
+            logits = (ran.logits or model.logits(hidden)).whole().clone()  # the next step writes there
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups

@@ -6,7 +6,8 @@ of pieces, and helps to draw from it; rank 0 alone reports.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isfinite
 
 import numpy as np
 import torch
@@ -16,12 +17,14 @@ from torch import Tensor
 from kvspan.attention.prefill import row_numbers
 from kvspan.comm.group import Group
 from kvspan.errors import OutputError
-from kvspan.layers.rows import gather_rows, some_rows
+from kvspan.layers.logits import Logits
+from kvspan.layers.rows import are_all, gather_rows, some_rows
 from kvspan.models.base import Model
 from kvspan.sampling.sampler import Sampler, SamplingRow
 from kvspan.step import Row, Sampled, TokenLogprob
 from kvspan.worker.batch import Mirrors, RequestMirror
-from kvspan.worker.share import Parts, Shares
+from kvspan.worker.runner import Ran
+from kvspan.worker.share import Shares
 from kvspan.worker.watch import Recorder
 
 _UNUSABLE = -1
@@ -76,15 +79,13 @@ class Outputs:
                 wanted[end - row.num_tokens : end] = True
         return wanted
 
-    def of(
-        self, rows: Sequence[Row], mirrors: Mirrors, hidden: Tensor, shares: Shares
-    ) -> tuple[Sampled, ...]:
+    def of(self, rows: Sequence[Row], mirrors: Mirrors, ran: Ran, shares: Shares) -> tuple[Sampled, ...]:
         """One entry a row on the speaker, nothing elsewhere.
 
         Args:
             rows: the step's rows.
             mirrors: what is known of their requests.
-            hidden: [n, hidden_size], the final hidden states of this coordinate's tokens.
+            ran: what this coordinate's tokens gave, n of them.
             shares: which of the step's tokens those are.
         """
         known = [mirrors[row.request_id] for row in rows]
@@ -94,9 +95,9 @@ class Outputs:
         chosen: Sequence[Sampled] | None = None
         prompts = [_Scored()] * len(rows)
         if all(row.is_plain for row in asked) and all(m.params.prompt_logprobs is None for m in known):
-            chosen = self._by_coordinates(hidden, shares, ends[sampling] - 1, asked)
+            chosen = self._by_coordinates(ran, shares, ends[sampling] - 1, asked)
         if chosen is None:
-            hidden = restored(hidden, shares, self.wanted(rows, mirrors), self._pcp)
+            hidden = restored(ran.hidden, shares, self.wanted(rows, mirrors), self._pcp)
             if self._pcp.rank > 0:
                 return ()
             starts = ends - [row.num_tokens for row in rows]
@@ -104,7 +105,7 @@ class Outputs:
                 self._prompt(row, mirror, hidden[a:])
                 for row, mirror, a in zip(rows, known, starts, strict=True)
             ]
-            chosen = self._chosen(hidden, ends[sampling] - 1, asked)
+            chosen = self._chosen(replace(ran, hidden=hidden), ends[sampling] - 1, asked)
         if not self._is_speaker:
             return ()
         sampled = dict(zip(sampling, chosen, strict=True))
@@ -114,65 +115,59 @@ class Outputs:
         )
 
     def _by_coordinates(
-        self, hidden: Tensor, shares: Shares, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
+        self, ran: Ran, shares: Shares, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
     ) -> Sequence[Sampled] | None:
         """What every coordinate chooses for its own rows; None if some row's logits cannot be used.
 
         Args:
-            hidden: [n, hidden_size], of this coordinate's tokens.
+            ran: what this coordinate's tokens gave.
             shares: which of the step's tokens each coordinate has.
             ends: which of the step's tokens the rows end with, in order.
             asked: those rows; all are plain.
         """
         if not asked:
             return ()
-
-        def ended_by(parts: Parts) -> NDArray[np.int64]:
-            """[tokens] which of the rows each token ends; -1 = none."""
-            places = shares.places(parts)
-            found = np.searchsorted(ends, places)
-            is_end = np.append(ends, -1)[found] == places
-            return np.where(is_end, found, -1)
-
-        mine = ended_by(shares.network_parts)
-        of_each = [
-            mine if c == self._pcp.rank else ended_by(shares.parts_of(c)) for c in range(self._pcp.size)
-        ]
-        numbers = [each[each >= 0] for each in of_each]
-        own = some_rows(hidden, row_numbers(np.flatnonzero(mine >= 0), hidden.device))
-        tokens = self._tokens(own, [asked[i] for i in numbers[self._pcp.rank]])
+        places, numbers = zip(*_ended_by_each(ends, shares, self._pcp), strict=True)
+        own = self._pcp.rank
+        tokens = self._tokens(ran, places[own], [asked[i] for i in numbers[own]])
         gathered = self._pcp.all_gather(tokens, [len(each) for each in numbers]).wait().tolist()
         if any(token == _UNUSABLE for token in gathered):
             return None
         chosen = dict(zip(np.concatenate(numbers).tolist(), gathered, strict=True))
         return [Sampled(row.request_id, chosen[i]) for i, row in enumerate(asked)]
 
-    def _tokens(self, hidden: Tensor, asked: Sequence[SamplingRow]) -> Tensor:
+    def _tokens(self, ran: Ran, ends: NDArray[np.int64], asked: Sequence[SamplingRow]) -> Tensor:
         """[R] int64 of rows that are plain, of logits that stay shared out; -1 where they are no use."""
         if not asked:
-            return torch.empty(0, dtype=torch.int64, device=hidden.device)
-        with self._recorder.span("linear"):
-            logits = self._model.logits(hidden)
+            return torch.empty(0, dtype=torch.int64, device=ran.hidden.device)
+        logits = self._logits(ran, ends)
         best = logits.best()
-        if not bool(best.values.isfinite().all()):
+        if not all(map(isfinite, best.values.tolist())):
             return torch.full_like(best.tokens, _UNUSABLE)
         return self._sampler.plain(logits, best, asked)
 
     def _chosen(
-        self, hidden: Tensor, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
+        self, ran: Ran, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
     ) -> Sequence[Sampled]:
         """A token for each of some rows, of logits that are brought together; none but on the speaker.
 
         Args:
-            hidden: [R, hidden_size], of all tokens of the step.
+            ran: what all tokens of the step gave.
             ends: which of them the rows end with.
             asked: the rows.
         """
         if not asked:
             return ()
-        with self._recorder.span("linear"):
-            logits = self._model.logits(some_rows(hidden, row_numbers(ends, hidden.device))).whole()
+        logits = self._logits(ran, ends).whole()
         return self._sampler.sample(logits, asked) if self._is_speaker else ()
+
+    def _logits(self, ran: Ran, ends: NDArray[np.int64]) -> Logits:
+        """Those of some tokens, in order; a collective, unless they have been made."""
+        rows = row_numbers(ends, ran.hidden.device)
+        if ran.logits is not None and are_all(rows, len(ran.hidden)):
+            return ran.logits
+        with self._recorder.span("linear"):
+            return self._model.logits(some_rows(ran.hidden, rows))
 
     def _prompt(self, row: Row, mirror: RequestMirror, hidden: Tensor) -> _Scored:
         """Log-probabilities of the prompt's tokens that this row predicts."""
@@ -206,6 +201,28 @@ class Outputs:
             eos_token_ids=self._eos_token_ids,
             allowed=row.allowed,
         )
+
+
+def _ended_by_each(
+    ends: NDArray[np.int64], shares: Shares, pcp: Group
+) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Which of each coordinate's tokens end a row, and which rows those are.
+
+    Args:
+        ends: which of the step's tokens the rows end with, in order.
+        shares: which of the step's tokens each coordinate has.
+        pcp: the coordinates.
+    """
+    if pcp.size == 1:  # it has them in order
+        return [(ends, np.arange(len(ends)))]
+    found = []
+    for coordinate in range(pcp.size):
+        is_own = coordinate == pcp.rank
+        places = shares.places(shares.network_parts if is_own else shares.parts_of(coordinate))
+        rows = np.searchsorted(ends, places)
+        is_end = np.append(ends, -1)[rows] == places
+        found.append((np.flatnonzero(is_end), rows[is_end]))
+    return found
 
 
 def restored(hidden: Tensor, shares: Shares, wanted: NDArray[np.bool_], pcp: Group) -> Tensor:

@@ -2,8 +2,9 @@
 
 A decode step differs from the one before it in a few tensors alone: its tokens and their angles, where
 keys are written and which ones are seen. What layers do is the same native calls, of the same sizes, at
-the same addresses. A tape of them is kept for each shape of step; a step that is no decode, or a model
-whose layers are not native throughout, runs in Python as it always can.
+the same addresses. A tape of them is kept for each shape of step, and makes the logits too if rows are
+few; a step that is no decode, or a model whose layers are not native throughout, runs in Python as it
+always can.
 """
 
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from torch import Tensor
 from kvspan.attention.contract import FlatIndex, KeyIndex
 from kvspan.attention.putting import Writes
 from kvspan.cost.played import MOST_ROWS
+from kvspan.layers.logits import Logits
 from kvspan.layers.rotary import Rotation
 from kvspan.layers.rows import are_all, follow_one_another
 from kvspan.models.base import Batch, Model
@@ -26,6 +28,9 @@ from kvspan.worker.watch import NO_COLLECTIVE, Collective, Recorder
 
 MOST_SHAPES = 64
 """Tapes that are kept, those played last."""
+MOST_SCORED_ROWS = 16
+"""Of a step whose logits are on its tape as well. Their memory stays, 10 MB for 16 rows of a vocabulary
+of 150,000, and more rows take so long that what Python adds to a step is not seen."""
 _SPANS = {
     "attention": "attention",
     "cache": "cache and rotary",
@@ -35,52 +40,69 @@ _SPANS = {
 """What a tape's calls count as -> the span's name; others are the forward pass itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a step's rows gave; another step may write over it.
+
+    Args:
+        hidden: [R, hidden_size], the final hidden states, whole on every rank.
+        logits: of all the rows, with the largest of each; None = nobody has made them yet.
+    """
+
+    hidden: Tensor
+    logits: Logits | None = None
+
+
 class Runner:
     """Runs a model's layers.
 
     Args:
         model: whose they are; its cache is allocated anew for none but a new runner.
         recorder: notes the time that calls take.
+        scores: whether all rows' logits are made here, and so can be on tape.
     """
 
-    def __init__(self, model: Model, recorder: Recorder) -> None:
-        self._model, self._recorder = model, recorder
+    def __init__(self, model: Model, recorder: Recorder, *, scores: bool = False) -> None:
+        self._model, self._recorder, self._scores = model, recorder, scores
         self._scratch = Scratch()
         self._tapes: OrderedDict[_Shape, _Taped | None] = OrderedDict()
 
-    def run(self, batch: Batch) -> Tensor:
-        """Runs the rows of a step.
-
-        Returns:
-            [R, hidden_size], the final hidden states, whole on every rank; another step of the same
-            shape writes over them.
-        """
+    def run(self, batch: Batch) -> Ran:
+        """Runs the rows of a step."""
         rotation, shape = self._model.rotation(batch.positions), _Shape.of(batch)
         if shape is not None and shape not in self._tapes:
             return self._record(shape, batch, rotation)
         taped = None if shape is None else self._kept(shape)
         if taped is None:
-            return self._model.forward(batch, rotation)
+            return Ran(self._model.forward(batch, rotation))
         taped.inputs.take(batch, rotation)
         self._play(taped)
-        return taped.hidden
+        return taped.ran
 
     def _kept(self, shape: "_Shape") -> "_Taped | None":
         """What is kept of a shape, from now on the last to be let go."""
         self._tapes.move_to_end(shape)
         return self._tapes[shape]
 
-    def _record(self, shape: "_Shape", batch: Batch, rotation: Rotation) -> Tensor:
+    def _record(self, shape: "_Shape", batch: Batch, rotation: Rotation) -> Ran:
         inputs = _Inputs.like(batch, rotation, shape)
         inputs.take(batch, rotation)
         tape = Tape(inputs.tensors, self._scratch)
         there = inputs.batch(batch)
         with self._recorder.naming(tape.num_calls) as collectives:
-            hidden = tape.record(lambda: self._model.forward(there, inputs.rotation))
+            ran = tape.record(lambda: self._scored(self._model.forward(there, inputs.rotation)))
         while len(self._tapes) >= MOST_SHAPES:
             self._tapes.popitem(last=False)
-        self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, hidden, collectives)
-        return hidden
+        if ran.logits is not None:  # of all tapes in the same memory, as there is much of it
+            ran = replace(ran, logits=replace(ran.logits, mine=self._scratch.shared(ran.logits.mine)))
+        self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, ran, collectives)
+        return ran
+
+    def _scored(self, hidden: Tensor) -> Ran:
+        """With logits behind them, if rows are few."""
+        if not self._scores or len(hidden) > MOST_SCORED_ROWS:
+            return Ran(hidden)
+        return Ran(hidden, self._model.logits(hidden).with_largest())
 
     def _play(self, taped: "_Taped") -> None:
         if not self._recorder.on:
@@ -203,11 +225,11 @@ class _Taped:
     Args:
         tape: of its layers.
         inputs: which they read.
-        hidden: which they write.
+        ran: what it gives.
         collectives: which of them some calls are, if the rank is watched; by number of the call.
     """
 
     tape: Tape
     inputs: _Inputs
-    hidden: Tensor
+    ran: Ran
     collectives: Mapping[int, Collective]

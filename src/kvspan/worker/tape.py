@@ -11,7 +11,7 @@ Knows native calls and torch's operators. Knows no models and no steps.
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ _COPIES_PYTHON = _aten.lift_fresh.default
 """Makes a tensor of Python's numbers, which may be of the step; its schema is that of a view."""
 _LINE_BYTES = 64
 
+T = TypeVar("T")
+
 
 class Scratch:
     """Memory of tensors that live for a while, over and over: handed out again when a tensor is gone.
@@ -38,6 +40,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._memory: dict[int, NDArray[np.uint8]] = {}  # all of it, by address
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor with undefined content, on the CPU."""
@@ -45,9 +48,21 @@ class Scratch:
         num_bytes = 1 << (max(num_elements * dtype.itemsize, _LINE_BYTES) - 1).bit_length()
         free = self._free[num_bytes]
         memory = free.pop() if free else _aligned(num_bytes)
+        self._memory[memory.ctypes.data] = memory
         lent = memory[:]  # goes with the last tensor over it
         weakref.finalize(lent, free.append, memory)
         return torch.from_numpy(lent).view(dtype)[:num_elements].view(tuple(shape))
+
+    def shared(self, tensor: Tensor) -> Tensor:
+        """A tensor that was handed out, without a claim to its memory: others may write over it.
+
+        What is played last can be read there, until something else is played or recorded. A tensor of
+        other memory is left as it is.
+        """
+        memory = self._memory.get(tensor.data_ptr())
+        if memory is None:
+            return tensor
+        return torch.from_numpy(memory).view(tensor.dtype)[: tensor.numel()].view(tensor.shape)
 
 
 def _aligned(num_bytes: int) -> NDArray[np.uint8]:
@@ -81,7 +96,7 @@ class Tape:
         """Native calls that it has kept so far."""
         return int(self._native.num_calls())
 
-    def record(self, work: Callable[[], Tensor]) -> Tensor:
+    def record(self, work: Callable[[], T]) -> T:
         """Does some work, and keeps its native calls.
 
         Args:

@@ -64,7 +64,7 @@ class Worker:
             pcp=context.row_groups.pcp,
             recorder=self._recorder,
         )
-        self._runner = Runner(self._model, self._recorder)
+        self._runner = self._new_runner()
         self._new_table: Callable[[], RankTable] = self._no_table
         self._mirrors = Mirrors(self._new_table)
         self._rule = _prefill_rule(resolved)
@@ -103,7 +103,7 @@ class Worker:
         """Makes room for `num_blocks` blocks in each layer; requests known so far are forgotten."""
         for store in self._model.kv_stores():
             store.allocate(num_blocks)
-        self._runner = Runner(self._model, self._recorder)  # what is on tape was for the cache before
+        self._runner = self._new_runner()  # what is on tape was for the cache before
         layout = self._resolved.cache_layout
         dcp_rank = self._resolved.topology.dcp_rank(self._rank)
         self._new_table = lambda: RankTable(layout, dcp_rank=dcp_rank, blocks_per_pool=num_blocks)
@@ -163,10 +163,14 @@ class Worker:
         if not step.rows:  # it only told who has ended
             return StepResult(step.step_id, ())
         with self._recorder.span("forward"):
-            hidden = self._runner.run(batch)
+            ran = self._runner.run(batch)
         with self._recorder.span("sample"):
-            sampled = self._outputs.of(step.rows, self._mirrors, hidden, shares)
+            sampled = self._outputs.of(step.rows, self._mirrors, ran, shares)
         return StepResult(step.step_id, sampled)
+
+    def _new_runner(self) -> Runner:
+        """Logits of rows that another coordinate works on are made there, or those of all together."""
+        return Runner(self._model, self._recorder, scores=self._resolved.pcp_size == 1)
 
     @staticmethod
     def _no_table() -> RankTable:

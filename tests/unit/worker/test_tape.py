@@ -83,6 +83,22 @@ def test_scratch_is_handed_out_again_when_the_last_view_is_gone() -> None:
     assert scratch.empty((64,), torch.bfloat16).data_ptr() == address
 
 
+def test_what_is_shared_can_be_read_and_is_handed_out_again() -> None:
+    scratch = Scratch()
+    lent = scratch.empty((5, 7), torch.float32)
+    lent.copy_(torch.arange(35.0).view(5, 7))
+    shared = scratch.shared(lent)
+    assert torch.equal(shared, lent)
+    address = lent.data_ptr()
+    del lent
+    assert scratch.empty((33,), torch.float32).data_ptr() == address == shared.data_ptr()
+
+
+def test_memory_that_is_not_of_the_scratch_is_left_alone() -> None:
+    x = torch.randn(3)
+    assert Scratch().shared(x) is x
+
+
 def test_scratch_of_one_tape_serves_another_of_about_its_size() -> None:
     scratch = Scratch()
     address = scratch.empty((5, 7), torch.float32).data_ptr()
