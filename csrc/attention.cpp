@@ -19,6 +19,7 @@ namespace {
 constexpr float LN2 = 0.693147180559945309f;
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t MIN_SPLIT_KEYS = 128;  // under that, merging costs more than a thread saves
+constexpr int SHORT_DIM = 128;                // of a value: 96 KiB for MOST_LANES
 constexpr int UNITS_PER_THREAD = 4;           // so that threads which start late still find work
 
 // Units that share their rows and differ in their keys: `splits` of them, from `first_unit` on.
@@ -111,10 +112,15 @@ void append_heads(const Attention& call, Unit unit, int heads, std::vector<Unit>
     }
 }
 
+// Lanes of a unit of many rows: so many that their accumulators are no more than those of SHORT_DIM dims.
+int lanes_of_rows(const Attention& call) {
+    return std::clamp(MOST_LANES * SHORT_DIM / padded(call.value_dim), MAX_LANES, MOST_LANES);
+}
+
 // One unit for each block of rows and heads, with all its keys; the blocks with most keys come first.
 std::vector<Unit> whole_units(const Attention& call) {
     const int group = call.group(), heads = ceil_div(group, ceil_div(group, MAX_LANES));
-    const std::int64_t block_rows = std::max(MAX_LANES / heads, 1);
+    const std::int64_t block_rows = std::max(lanes_of_rows(call) / heads, 1);
     std::vector<Unit> units;
     for (std::int64_t s = 0; s < call.sequences; ++s) {
         const std::int64_t begin = call.row_starts[s], end = call.row_starts[s + 1];

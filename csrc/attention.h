@@ -20,6 +20,7 @@ namespace kvspan {
 
 constexpr int TILE_KEYS = 64;    // so that the keys of a tile that a row sees are the bits of a word
 constexpr int MAX_LANES = 96;    // of a unit, over all its KV heads: its accumulators stay in L2
+constexpr int MOST_LANES = 192;  // where they are short: what is done once a tile is then done for more rows
 constexpr int DIM_PADDING = 64;  // rows of scratch memory are padded to whole vectors of any kernel
 constexpr int MAX_PARTS = 2;     // of a key, each with a scale of its own
 

@@ -291,7 +291,7 @@ template <class Math>
 void flash(const Attention& call, const Unit& unit, const Scratch& scratch, const Partial& partial) {
     using T = typename Math::Element;
     const int lanes = unit.head_lanes(), width = padded(call.value_dim);
-    float fade[MAX_LANES];
+    float fade[MOST_LANES];
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(unit.lanes()) * width; ++i) {
         partial.out[i] = 0.0f;
     }

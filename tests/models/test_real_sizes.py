@@ -68,6 +68,7 @@ def built(
         storage=Storage(torch.bfloat16, META),
         cache=CacheFormat(block_size=BLOCK, dtype=kv_dtype, computed=torch.bfloat16, device=META),
         workspace_tokens=BLOCK,
+        together_tokens=BLOCK,
     )
     return build_model(config, context)
 

@@ -33,7 +33,7 @@ def merge_shards(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Merged:
-    """Attention over keys that come part by part, in any order.
+    """Attention over keys that come part by part, in any order. One part alone is taken as it is.
 
     Args:
         shape: [R, H, D] of the whole.
@@ -41,8 +41,9 @@ class Merged:
     """
 
     def __init__(self, *shape: int, device: torch.device) -> None:
-        self.out = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.lse = self.out.new_full(shape[:2], -torch.inf)
+        self.out = torch.zeros((), device=device).expand(shape)
+        self.lse = self.out.new_full((), -torch.inf).expand(shape[:2])
+        self._is_empty = True
 
     def add(self, rows: slice | Tensor, out: Tensor, lse: Tensor) -> None:
         """Takes in what some rows see in a part.
@@ -50,8 +51,13 @@ class Merged:
         Args:
             rows: n of the R, no row twice.
             out: [n, H, D], normalised over the part's keys; 0 where a row sees none of them.
-            lse: [n, H] float32, natural log.
+            lse: [n, H] float32, natural log. Both may be written over.
         """
+        is_first, self._is_empty = self._is_empty, False
+        if is_first and isinstance(rows, slice) and len(lse) == len(self.lse):
+            self.out, self.lse = out, lse
+            return
+        self.out, self.lse = self.out.float().contiguous(), self.lse.contiguous()
         weights, self.lse[rows] = shard_weights(torch.stack([self.lse[rows], lse]))
         self.out[rows] = self.out[rows].lerp(out.float(), weights[1, ..., None])
 

@@ -15,6 +15,9 @@ by rank, which is all the same to attention: keys are cached rotated, and a row 
 A part of cached context is half a workspace, since there are two at a time: while a rank attends to
 one, the next one is on its way.
 
+What is cached may not be keys and values yet. Ranks that need the same ones, those of the same heads,
+make them of a part together where that pays (`cost.together`): each of some, and gathers the others.
+
 A plan is made of whole sequences' placements: ranks make the same collectives, of the same sizes.
 """
 
@@ -31,6 +34,8 @@ from kvspan.attention.contract import Kernel, KeyIndex
 from kvspan.attention.kv_store import CacheStore
 from kvspan.attention.merge import Merged
 from kvspan.comm.group import Group, Pending
+from kvspan.comm.local import solo
+from kvspan.topology import cuts
 
 Counts = NDArray[np.int64]
 
@@ -238,6 +243,26 @@ def row_numbers(rows: Counts, device: torch.device) -> slice | Tensor:
     return slice(start, stop) if stop - start == len(rows) else torch.from_numpy(rows).to(device)
 
 
+@dataclass(frozen=True, slots=True)
+class Makers:
+    """Ranks that need the same keys and values, those of the same heads.
+
+    Args:
+        group: all of them; whatever rows each has, their plans have the same parts.
+        least_tokens: of a part from which on each makes some of it; of a smaller one each makes all.
+    """
+
+    group: Group
+    least_tokens: int
+
+    def of(self, num_tokens: int) -> Group:
+        """Who makes a part together."""
+        return self.group if num_tokens >= self.least_tokens else solo()
+
+
+EACH_FOR_ITSELF = Makers(solo(), 0)
+
+
 class OwnHeads:
     """Attention of a rank's own heads over everything that a plan names.
 
@@ -245,8 +270,10 @@ class OwnHeads:
         kernel: attention over keys in one block.
         store: this rank's cache.
         group: the ranks that hold the context.
-        expand: vectors [t, Hkv, cached] -> keys [1, h, t, D] and values [1, h, t, Dv] of the own heads;
+        make: vectors [t, Hkv, cached] -> [t, ...], what of the own heads' keys and values takes work.
+        form: vectors and what was made of them -> keys [1, h, t, D] and values [1, h, t, Dv];
             neighbouring queries share one of h.
+        makers: who makes the same.
         value_dim: Dv.
         scale: factor on the scores.
     """
@@ -257,12 +284,15 @@ class OwnHeads:
         store: CacheStore,
         group: Group,
         *,
-        expand: Callable[[Tensor], tuple[Tensor, Tensor]],
+        make: Callable[[Tensor], Tensor],
+        form: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        makers: Makers = EACH_FOR_ITSELF,
         value_dim: int,
         scale: float,
     ) -> None:
         self._kernel, self._store, self._group = kernel, store, group
-        self._expand, self._value_dim, self._scale = expand, value_dim, scale
+        self._make, self._form, self._makers = make, form, makers
+        self._value_dim, self._scale = value_dim, scale
 
     def attend(self, query: Tensor, new: Tensor, plan: GatherPlan) -> Tensor:
         """Attention of the plan's rows.
@@ -277,12 +307,22 @@ class OwnHeads:
         """
         merged = Merged(*query.shape[:2], self._value_dim, device=query.device)
         for sees, vectors in self._parts(new, plan):
-            if not query.numel():  # a rank without heads gives its keys to the others
+            makers = self._makers.of(len(vectors))
+            if not query.numel() and makers.size == 1:  # nobody needs what this rank would make
                 continue
-            keys, values = self._expand(vectors)
-            part = self._kernel(query[sees.rows], keys, values, sees.index, self._scale)
-            merged.add(sees.rows, *part)
+            made = self._made(vectors, makers)
+            if query.numel():  # a rank without rows or heads makes keys for the others
+                keys, values = self._form(vectors, made)
+                part = self._kernel(query[sees.rows], keys, values, sees.index, self._scale)
+                merged.add(sees.rows, *part)
         return merged.out.to(query.dtype)
+
+    def _made(self, vectors: Tensor, makers: Group) -> Tensor:
+        """[t, ...]: made of all vectors, of some of them here."""
+        shares = cuts(len(vectors), parts=makers.size)
+        own = shares[makers.rank]
+        made = self._make(vectors[own.start : own.stop])
+        return makers.all_gather(made, [share.size for share in shares]).wait()
 
     def _parts(self, new: Tensor, plan: GatherPlan) -> Iterator[tuple[Sees, Tensor]]:
         """What each part's rows see; the gather of the next part is under way while it is looked at."""

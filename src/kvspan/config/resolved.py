@@ -38,6 +38,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
             a multiple of B and of W.
         split_tokens: new tokens from which on PCP coordinates cut a row; shorter ones stay whole.
         alone_tokens: new tokens from which on they meet to share out a row that has a home.
+        together_tokens: latents from which on they share out making keys and values of them.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         max_num_seqs: requests that run at once, at the most.
@@ -78,6 +79,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     workspace_tokens: int
     split_tokens: int
     alone_tokens: int
+    together_tokens: int
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int

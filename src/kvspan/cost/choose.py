@@ -20,8 +20,16 @@ from kvspan.cost.facts import Device
 from kvspan.cost.notes import layout_sentence, notes, sampling_note
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
-from kvspan.cost.span import choose_alone, choose_span, choose_spread_every, queries_at_home
+from kvspan.cost.span import (
+    EXCHANGE_S,
+    MULTIPLIED_FLOPS,
+    choose_alone,
+    choose_span,
+    choose_spread_every,
+    queries_at_home,
+)
 from kvspan.cost.timed import Timed
+from kvspan.cost.together import GATHERED_BYTES_S, Pace, choose_together
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
 from kvspan.topology import LayoutMode, Topology, check_layout
@@ -99,6 +107,7 @@ def resolve(
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         split_tokens=chosen.split_tokens.value,
         alone_tokens=chosen.alone_tokens.value,
+        together_tokens=chosen.together_tokens.value,
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         max_num_seqs=chosen.max_num_seqs.value,
@@ -129,6 +138,7 @@ class _Choices:
     prefill_strategy: Choice[str]
     split_tokens: Choice[int]
     alone_tokens: Choice[int]
+    together_tokens: Choice[int]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -198,6 +208,14 @@ def _choose(
             None if timed is None else timed.device.rates_of(topology.world_size, played=False),
         ),
         alone_tokens=choose_alone(asked, model, topology, comm=comm.value, device=device.value),
+        together_tokens=choose_together(
+            model,
+            topology,
+            Pace(MULTIPLIED_FLOPS[device.value], EXCHANGE_S[comm.value], GATHERED_BYTES_S[comm.value])
+            if timed is None
+            else Pace.of_device(timed.device, topology),
+            dtype_bytes=dtype_bytes,
+        ),
         device=device,
         comm=comm,
         dtype=dtype,

@@ -25,6 +25,7 @@ from kvspan.cost.memory import kv_bytes_per_local_token
 from kvspan.cost.played import can_be_played, is_played
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
+from kvspan.cost.together import Pace, least_tokens_together, made_elements
 from kvspan.cost.traffic import (
     LSE_BYTES,
     SUM_BYTES,
@@ -145,6 +146,9 @@ class StepCost:
             ),
             latent=model.mla is not None,
         )
+        self._together_from = least_tokens_together(
+            model, topology, Pace.of_device(on.device, topology), dtype_bytes=ACTIVATION_BYTES
+        )
         local_token = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=on.kv_dtype_bytes)
         self._kv_layer_bytes = local_token / model.num_layers
 
@@ -249,7 +253,7 @@ class StepCost:
         asked = asking * asking_params(mla, num_heads=self.num_heads)
         answered = answered_params(mla, topology, num_heads=self.num_heads)
         expanded = self._local(work.expanded_keys - work.local_keys)
-        own_heads = work.local_keys / topology.tp_ranks_per_dcp
+        own_heads = work.local_keys / topology.tp_ranks_per_dcp / self._makers(work)
         rows = (asked + self._own(work, absorbed) * answered) / up.params + expanded + own_heads
         return self._matrices_s((up, up), rows / 2) if rows else 0.0
 
@@ -300,7 +304,16 @@ class StepCost:
             dcp_size=topology.dcp_size,
             dtype_bytes=ACTIVATION_BYTES,
         )
-        return gathers * handed + self._collective_s("ag", work.gathered_keys * sent, topology.dcp_size)
+        made = work.local_keys * made_elements(model, topology) * ACTIVATION_BYTES
+        return (
+            gathers * handed
+            + self._collective_s("ag", work.gathered_keys * sent, topology.dcp_size)
+            + self._whole_s("ag", made, self._makers(work))
+        )
+
+    def _makers(self, work: StepWork) -> int:
+        """Ranks that share out making keys and values of latents for the same heads."""
+        return self.on.topology.pcp_size if work.local_keys >= self._together_from else 1
 
     def _experts_s(self, rows: float) -> float:
         """Shared experts, and of routed ones those that a row goes to: their weights are read once."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from kvspan.config.environment import ranks_environment
 from kvspan.errors import EngineDeadError
 from kvspan.executor.meeting_place import MeetingPlace
 from kvspan.executor.zygote import FDS_AHEAD, ForkOrder
@@ -64,6 +65,7 @@ class ForkServer:
             [sys.executable, "-P", "-m", "kvspan.executor.zygote", *arguments],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), lifeline_fd),
+            env=ranks_environment(),
             process_group=0,  # Ctrl-C at the terminal reaches the driver alone
         )
         theirs.close()

@@ -83,6 +83,7 @@ class RankContext:
         storage: dtype of weights and activations, and the device of everything.
         cache: how keys and values are kept.
         workspace_tokens: cached latents of a rank that are expanded to keys and values at once.
+        together_tokens: latents from which on PCP coordinates expand them together.
     """
 
     topology: Topology
@@ -97,6 +98,7 @@ class RankContext:
     storage: Storage
     cache: CacheFormat
     workspace_tokens: int
+    together_tokens: int
 
 
 class Model(Protocol):

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from kvspan.attention.contract import KeyIndex
 from kvspan.attention.kv_store import LatentStore, Seen
 from kvspan.attention.merge import Merged
-from kvspan.attention.prefill import GatherPlan, OwnHeads, row_numbers
+from kvspan.attention.prefill import GatherPlan, Makers, OwnHeads, row_numbers
 from kvspan.attention.rows import Reach, cut_pieces, make_reaches
 from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
@@ -101,7 +101,9 @@ class LatentAttention(nn.Module):
             context.kernel,
             self.store,
             context.dcp,
-            expand=lambda vectors: self._expand(vectors.transpose(0, 1), self.spread.own),
+            make=lambda vectors: self._made(vectors[:, 0], self.spread.own),
+            form=lambda vectors, made: self._formed(vectors.transpose(0, 1), made[None]),
+            makers=Makers(self.rows.pcp, context.together_tokens),
             value_dim=mla.value_dim,
             scale=config.softmax_scale,
         )
@@ -222,7 +224,8 @@ class LatentAttention(nn.Module):
         merged = Merged(*query.shape[:2], self.mla.value_dim, device=query.device)
         for start in range(0, len(blocks), at_once):
             blocks_here = seen.key_blocks(blocks[start : start + at_once])
-            keys, values = self._expand(blocks_here[:, 0], self.all_heads)
+            vectors = blocks_here[:, 0]
+            keys, values = self._formed(vectors, self._made(vectors, self.all_heads))
             first, last = (
                 np.clip(bound - start * size, 0, len(keys) * size) for bound in (index.first, index.last)
             )
@@ -232,24 +235,36 @@ class LatentAttention(nn.Module):
             merged.add(slice(None), *part)
         return merged.out.to(query.dtype), merged.lse
 
-    def _expand(self, vectors: Tensor, heads: Span) -> tuple[Tensor, Tensor]:
-        """Keys and values of cached latents.
+    def _made(self, vectors: Tensor, heads: Span) -> Tensor:
+        """What is made of cached latents, for some of the group's heads, h of them.
+
+        Args:
+            vectors: [..., kv_lora_rank + rope_dim].
+            heads: which.
+
+        Returns:
+            [..., h * (nope_dim + value_dim)] in the vectors' dtype.
+        """
+        rows = _columns(heads, self.mla.nope_dim + self.mla.value_dim)
+        latents = vectors[..., : self.mla.kv_lora_rank].to(self.up.dtype)
+        return F.linear(latents, self.up[rows.start : rows.stop]).to(vectors.dtype)
+
+    def _formed(self, vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values.
 
         Args:
             vectors: [b, t, kv_lora_rank + rope_dim].
-            heads: of the group's, those that are made, h of them.
+            made: of them, [b, t, h * (nope_dim + value_dim)].
 
         Returns:
-            [b, h, t, nope_dim + rope_dim] and [b, h, t, value_dim], in the vectors' dtype.
+            [b, h, t, nope_dim + rope_dim] and [b, h, t, value_dim].
         """
         mla = self.mla
-        latents, rotated = torch.split(vectors, [mla.kv_lora_rank, mla.rope_dim], dim=-1)
-        rows = _columns(heads, mla.nope_dim + mla.value_dim)
-        made = F.linear(latents.to(self.up.dtype), self.up[rows.start : rows.stop]).to(vectors.dtype)
-        made = made.view(*latents.shape[:2], heads.size, mla.nope_dim + mla.value_dim)
-        plain, values = torch.split(made.transpose(1, 2), [mla.nope_dim, mla.value_dim], dim=-1)
-        shared = rotated[:, None].expand(-1, heads.size, -1, -1)
-        return torch.cat([plain, shared], dim=-1), values.contiguous()
+        width = mla.nope_dim + mla.value_dim
+        by_head = made.view(*made.shape[:2], made.shape[-1] // width, width).transpose(1, 2)
+        plain, values = torch.split(by_head, [mla.nope_dim, mla.value_dim], dim=-1)
+        rotated = vectors[:, None, :, mla.kv_lora_rank :].expand(-1, by_head.shape[1], -1, -1)
+        return torch.cat([plain, rotated], dim=-1), values.contiguous()
 
     def _keys(self, x: Tensor, rotation: Rotation) -> Tensor:
         """[R, kv_lora_rank + rope_dim]: each row's normed latent, and the rotated part after it."""

@@ -99,7 +99,8 @@ class DenseAttention(nn.Module):
             context.kernel,
             self.store,
             context.dcp,
-            expand=self._own_keys,
+            make=lambda vectors: vectors[:, self.own_kv],
+            form=lambda _, made: _as_keys(made),
             value_dim=dim,
             scale=self.scale,
         )
@@ -151,11 +152,6 @@ class DenseAttention(nn.Module):
         pieces = cut_pieces(asking.sizes, reach.slices)
         return reach.exchange.start(partial, lse, pieces).wait()
 
-    def _own_keys(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, h, t, D] for the touched heads, of what is cached [t, Hkv / A, 2 D]."""
-        keys, values = vectors[:, self.own_kv].transpose(0, 1)[None].chunk(2, dim=-1)
-        return keys, values
-
     def _rotated(self, query: Tensor, rotation: Rotation) -> Tensor:
         """[n, h, D]: queries as they ask, after norm and rotary embedding."""
         return rotation.apply(self.q_norm(query))
@@ -190,6 +186,12 @@ class DenseAttention(nn.Module):
             for name in ("q_norm", "k_norm"):
                 targets[f"{theirs}{name}.weight"] = whole(f"{ours}{name}.weight", (dim,))
         return targets
+
+
+def _as_keys(cached: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [1, h, t, D] of what is cached of some heads, [t, h, 2 D]."""
+    keys, values = cached.transpose(0, 1)[None].chunk(2, dim=-1)
+    return keys, values
 
 
 def _shared_by(heads: Span, group: int) -> list[int]:

@@ -56,6 +56,7 @@ class ForwardCase:
         ranks_are_homes: whether a rank of a DCP group attends alone for rows whose keys it has all.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates ...
         alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
+        together_tokens: latents from which on coordinates make keys and values of them together.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -72,6 +73,7 @@ class ForwardCase:
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
     alone_tokens: int = sys.maxsize
+    together_tokens: int = sys.maxsize
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
@@ -194,6 +196,7 @@ def _context(world: CountingWorld, case: ForwardCase, config: ModelConfig) -> Ra
         storage=Storage(case.dtype, cpu),
         cache=CacheFormat(block_size=case.block_size, dtype=kv_dtype, computed=case.dtype, device=cpu),
         workspace_tokens=case.workspace_tokens,
+        together_tokens=case.together_tokens,
     )
 
 

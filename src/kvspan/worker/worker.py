@@ -199,6 +199,7 @@ def _context(resolved: Resolved, world: World, device: torch.device) -> RankCont
         storage=Storage(dtype, device),
         cache=CacheFormat(block_size=resolved.block_size, dtype=kv_dtype, computed=dtype, device=device),
         workspace_tokens=resolved.workspace_tokens,
+        together_tokens=resolved.together_tokens,
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvspan.attention.merge import merge_shards, natural_lse
+from kvspan.attention.merge import Merged, merge_shards, natural_lse
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "lse_merge.json").read_text())["cases"]
 
@@ -77,3 +77,29 @@ def test_any_partition_of_the_keys_gives_the_same_attention(
     wanted, wanted_lse = attend(place >= 0)
     torch.testing.assert_close(out, wanted, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(lse, wanted_lse, atol=1e-12, rtol=1e-12)
+
+
+def test_one_part_is_taken_as_it_is_and_others_are_merged_with_it() -> None:
+    out, lse = torch.randn(2, 5, 2, 4), torch.randn(2, 5, 2)
+    merged = Merged(5, 2, 4, device=torch.device("cpu"))
+    assert not merged.out.any()
+    assert torch.equal(merged.lse, torch.full((5, 2), -torch.inf))
+    merged.add(slice(None), out[0], lse[0])
+    assert torch.equal(merged.out, out[0])
+    whole, total = merge_shards(out, lse)
+    merged.add(slice(0, 5), out[1].clone(), lse[1])
+    torch.testing.assert_close(merged.out, whole)
+    torch.testing.assert_close(merged.lse, total)
+
+
+@pytest.mark.parametrize("rows", [slice(1, 4), torch.tensor([4, 3, 2, 1, 0])])
+def test_a_first_part_of_some_rows_or_in_another_order_is_put_where_it_belongs(
+    rows: slice | torch.Tensor,
+) -> None:
+    places = torch.arange(5)[rows]
+    out, lse = torch.randn(len(places), 2, 4), torch.randn(len(places), 2)
+    merged = Merged(5, 2, 4, device=torch.device("cpu"))
+    merged.add(rows, out, lse)
+    torch.testing.assert_close(merged.out[places], out)
+    assert merged.out.count_nonzero() == out.numel()
+    assert merged.lse.isfinite().sum() == lse.numel()

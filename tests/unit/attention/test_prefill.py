@@ -12,9 +12,20 @@ from hypothesis import strategies as st
 
 from kvspan.attention.contract import KeyIndex
 from kvspan.attention.merge import Merged, merge_shards
-from kvspan.attention.prefill import Asks, Context, GatherPlan, OwnHeads, Sees, Workspace, row_numbers
+from kvspan.attention.prefill import (
+    Asks,
+    Context,
+    GatherPlan,
+    Makers,
+    OwnHeads,
+    Sees,
+    Workspace,
+    row_numbers,
+)
 from kvspan.cache.table import RankTable
+from kvspan.comm.local import LocalWorld
 from kvspan.layout import CacheLayout
+from kvspan.testing.ranks import run_ranks
 
 CPU = torch.device("cpu")
 BLOCKS = 64
@@ -252,7 +263,8 @@ def test_the_next_part_is_on_its_way_while_one_is_attended_to() -> None:
         noting.kernel,
         noting,  # type: ignore[arg-type]
         noting,  # type: ignore[arg-type]
-        expand=lambda vectors: (vectors[None], vectors[None]),
+        make=lambda vectors: vectors,
+        form=lambda vectors, made: (vectors[None], made[None]),
         value_dim=1,
         scale=1.0,
     )
@@ -264,3 +276,50 @@ def test_the_next_part_is_on_its_way_while_one_is_attended_to() -> None:
         *("attend", "here 3", "attend"),
     ]
     assert noting.tokens_at_once <= 16
+
+
+@pytest.mark.parametrize("workspace", [12, 100])
+def test_makers_share_a_part_out_and_no_rank_has_more_than_a_workspace(workspace: int) -> None:
+    """3 ranks that need the same keys: each part is made once, also by a rank without rows."""
+    layout = CacheLayout(block_size=8, dcp_size=3, interleave=1)
+    where = placed(layout, [(22, 20)], seed=0)
+
+    def work(world: LocalWorld) -> tuple[list[int], list[int]]:
+        store, group = Noting(), world.group([(0, 1, 2)])
+        made: list[int] = []
+        formed: list[int] = []
+
+        def make(vectors: torch.Tensor) -> torch.Tensor:
+            made.append(len(vectors))
+            return vectors.clone()
+
+        def form(vectors: torch.Tensor, made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            assert torch.equal(vectors, made)
+            formed.append(len(made))
+            return made.transpose(0, 1)[None], made.transpose(0, 1)[None]
+
+        own = OwnHeads(
+            store.kernel,
+            store,  # type: ignore[arg-type]
+            group,
+            make=make,
+            form=form,
+            makers=Makers(group, least_tokens=5),
+            value_dim=1,
+            scale=1.0,
+        )
+        asking = where.everything if world.rank else []
+        rows = sum(a.num_rows for a in asking)
+        new = torch.arange(40.0).view(20, 1, 2)
+        own.attend(torch.zeros(rows, 1, 1), new, where.plan(world.rank, workspace, asking))
+        return made, formed
+
+    (idle_made, idle_formed), *busy = run_ranks(3, work)
+    parts = busy[0][1]
+    assert idle_formed == []
+    assert sum(parts) == 42
+    assert max(parts) <= workspace
+    every = [idle_made, *(made for made, _ in busy)]
+    shared = [n for n in parts if n >= 5]
+    assert sum(map(sum, every)) == sum(shared) + 2 * sum(n for n in parts if n < 5)
+    assert max(idle_made) <= max(shared) // 3 + 8  # a share, balanced to one piece
