@@ -233,14 +233,17 @@ class StepCost:
         return gathered + scattered + self._beside_s("ag_rs")
 
     def _projections_s(self, work: StepWork, rows: float) -> float:
-        """Projections of rows that ask, and of those that stay with their heads."""
+        """Projections of rows whose queries go to the keys, and of those that stay with their heads."""
         staying = self._own(work, work.local_tokens)
-        return sum(
-            self._matrices_s((asked,), rows)
-            if asked == stays
-            else self._matrices_s((asked,), rows - staying) + self._matrices_s((stays,), staying)
-            for asked, stays in zip(self.weights.attention, self.weights.staying, strict=True)
-        )
+        going = rows - staying
+        seconds = 0.0
+        for whole, part in zip(self.weights.attention, self.weights.staying, strict=True):
+            if whole == part:  # one product for all of them
+                seconds += self._matrices_s((whole,), rows)
+                continue
+            seconds += self._matrices_s((whole,), going) if going or not staying else 0.0
+            seconds += self._matrices_s((part,), staying) if staying else 0.0
+        return seconds
 
     def _absorb_s(self, work: StepWork) -> float:
         """Asking latents, or making keys and values of them: of one's own, or of all for own heads."""
@@ -344,9 +347,6 @@ class StepCost:
         return handed + self._matrices_s((self.weights.head,), here) + gathered
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
-        """Products of some rows; none without any."""
-        if not rows:
-            return 0.0
         return sum(self._operator_s(m.num_bytes, 2 * m.params * rows, m.dtype) for m in matrices)
 
     def _operator_s(self, read_bytes: float, flops: float, dtype: str) -> float:
