@@ -25,7 +25,7 @@ from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig
 from kvspan.sequence import SequenceState
-from kvspan.step import CountedTokens, Executor, Fill, TokenLog
+from kvspan.step import CountedTokens, Executor, Fill
 
 
 class EngineCore:
@@ -113,6 +113,8 @@ class EngineCore:
         cache_salt: str = "",
         priority: int = 0,
         request_id: int | None = None,
+        output: Sequence[int] = (),
+        num_scored_tokens: int = 0,
     ) -> int:
         """Queues a request for one output.
 
@@ -124,6 +126,8 @@ class EngineCore:
             priority: the lower value runs first, and is preempted last.
             request_id: the engine's number for it, its own; the lower, the earlier its turn. None = the
                 next one.
+            output: tokens that another engine has given it, if it goes on here.
+            num_scored_tokens: prompt positions whose log-probabilities that one has given.
 
         Returns:
             The engine's number for it.
@@ -135,9 +139,20 @@ class EngineCore:
         if request_id is None:
             request_id = self._next_id
         params = self._forms.begin(request_id, params)
-        tokens = list(prompt)
-        keys = self._keys.keys(tokens, cache_salt=cache_salt)
-        return self._queue(request_id, tokens, params, seed=seed, keys=keys, priority=priority)
+        for token_id in output:
+            self._forms.accept(request_id, token_id)
+        tokens = [*prompt, *output]
+        state = SequenceState(
+            request_id=request_id,
+            tokens=tokens,
+            num_prompt_tokens=len(prompt),
+            params=params,
+            seed=seed,
+            keys=self._keys.keys(tokens, cache_salt=cache_salt),
+            priority=priority,
+        )
+        state.num_scored_tokens = num_scored_tokens
+        return self._queue(state)
 
     def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:
         """Queues a request of which only lengths and keys are known, for ranks that compute nothing.
@@ -154,7 +169,16 @@ class EngineCore:
             RequestError: it can never run.
         """
         check_length(self.resolved, num_tokens)
-        return self._queue(self._next_id, CountedTokens(num_tokens), params, seed=0, keys=keys)
+        return self._queue(
+            SequenceState(
+                request_id=self._next_id,
+                tokens=CountedTokens(num_tokens),
+                num_prompt_tokens=num_tokens,
+                params=params,
+                seed=0,
+                keys=keys,
+            )
+        )
 
     def pretend(self, prompts: Sequence[Sequence[int]], *, seed: int) -> list[Fill] | None:
         """Counts prompts as computed, so that a request with one of them hits it as a prefix.
@@ -290,29 +314,11 @@ class EngineCore:
         """Ends all ranks; a second call does nothing."""
         self._executor.shutdown()
 
-    def _queue(
-        self,
-        request_id: int,
-        tokens: TokenLog,
-        params: SamplingParams,
-        *,
-        seed: int,
-        keys: UnitKeys,
-        priority: int = 0,
-    ) -> int:
-        self._next_id = max(self._next_id, request_id + 1)
-        state = SequenceState(
-            request_id=request_id,
-            tokens=tokens,
-            num_prompt_tokens=len(tokens),
-            params=params,
-            seed=seed,
-            keys=keys,
-            priority=priority,
-        )
+    def _queue(self, state: SequenceState) -> int:
+        self._next_id = max(self._next_id, state.request_id + 1)
         self._scheduler.add(state)
-        self._states[request_id] = state
-        return request_id
+        self._states[state.request_id] = state
+        return state.request_id
 
     def _event(self, progress: Progress) -> Event:
         state, sampled = progress.state, progress.sampled

@@ -35,19 +35,23 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     Args:
         request_id: its own among those of all replicas; the lower, the earlier its turn.
-        tokens: the prompt's (`step.pack_tokens`).
+        tokens: prompt, and output that another engine has given (`step.pack_tokens`).
+        num_prompt_tokens: how many of them are the prompt.
         params: how tokens are chosen.
         seed: of its random stream.
         cache_salt: prefixes are shared only with requests of the same salt.
         priority: the lower value runs first.
+        num_scored_tokens: prompt positions up to which another engine has given log-probabilities.
     """
 
     request_id: int
     tokens: bytes
+    num_prompt_tokens: int
     params: SamplingParams
     seed: int
     cache_salt: str
     priority: int
+    num_scored_tokens: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True):

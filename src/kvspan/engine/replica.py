@@ -54,7 +54,7 @@ class Replica:
         name: among the replicas, for metrics.
         environment: of its process; None = that of this one.
         begun: called whenever its process has begun, with an empty cache.
-        left: called with a request that has had nothing from a process that is lost, and its orders;
+        left: called with a request of a process that is lost, and the orders of its outputs that go on;
             whether somebody else works on it now.
     """
 
@@ -80,7 +80,7 @@ class Replica:
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
         self._streams: dict[int, RequestStream] = {}
-        self._movable: dict[RequestStream, Sequence[Add]] = {}  # those that have had nothing yet
+        self._orders: dict[int, Add] = {}  # of those that another one may go on with
         self._process: EngineProcess | None = None
         self._connected = False
         self._news: asyncio.Queue[Chosen | Ready | KvspanError] = asyncio.Queue()
@@ -160,9 +160,9 @@ class Replica:
         bodies = [encode(order) for order in orders]  # before any of them counts as unfinished
         for order, body in zip(orders, bodies, strict=True):
             self._streams[order.request_id] = stream
+            if not is_left:
+                self._orders[order.request_id] = order
             process.send(body)
-        if not is_left:
-            self._movable[stream] = orders
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request.
@@ -280,8 +280,6 @@ class Replica:
             stream = self._streams.get(event.request_id)
             if stream is None:
                 continue  # aborted while the step ran
-            if event.token_id is not None or event.prompt_logprobs:
-                self._movable.pop(stream, None)
             touched[stream] = None
             timing = stream.timings[event.request_id]
             self._meter.took(timing, event, step.step_s, now_s)
@@ -313,16 +311,15 @@ class Replica:
 
     def _forget(self, request_id: int) -> bool:
         """Whether an output was worked on that is no longer."""
-        stream = self._streams.pop(request_id, None)
-        if stream is not None:
-            self._movable.pop(stream, None)
-        return stream is not None
+        self._orders.pop(request_id, None)
+        return self._streams.pop(request_id, None) is not None
 
     def _end_streams(self, error: KvspanError) -> None:
-        streams, movable = dict.fromkeys(self._streams.values()), self._movable
-        self._streams, self._movable = {}, {}
+        streams, orders = dict.fromkeys(self._streams.values()), self._orders
+        self._streams, self._orders = {}, {}
         for stream in streams:
-            if self.health.gone or stream not in movable or not self._left(stream, movable[stream]):
+            own = [orders[i] for i in stream.generation.outputs if i in orders]
+            if self.health.gone or not own or not self._left(stream, own):
                 stream.fail(error)
 
     async def _restart(self) -> None:

@@ -245,9 +245,12 @@ class Service:
     def _obey(self, order: Order) -> None:
         match order:
             case Add():
+                tokens = unpack_tokens(order.tokens).tolist()
                 self._core.add(
-                    unpack_tokens(order.tokens).tolist(),
+                    tokens[: order.num_prompt_tokens],
                     order.params,
+                    output=tokens[order.num_prompt_tokens :],
+                    num_scored_tokens=order.num_scored_tokens,
                     seed=order.seed,
                     cache_salt=order.cache_salt,
                     priority=order.priority,

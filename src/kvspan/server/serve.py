@@ -84,17 +84,7 @@ async def _serve(
     )
     try:
         ready = await llm.start(chosen)
-        tokenizer = llm.tokenizer
-        if tokenizer is not None and template is not None:
-            where = f"--chat-template {config.chat_template}"
-            tokenizer = tokenizer.with_chat_template(template, where=where)
-        served = Served(
-            llm=llm,
-            names=all_names(engine.model, config.served_model_name),
-            config=config,
-            styles=_styles(llm, config, tokenizer),
-            tokenizer=tokenizer,
-        )
+        served = _served(llm, engine.model, config, template)
         server = DrainingServer(served)
         sock.listen(server.config.backlog)
         host, port = sock.getsockname()[:2]
@@ -105,6 +95,21 @@ async def _serve(
         await llm.shutdown()
         if traces is not None:
             await asyncio.to_thread(traces.close)
+
+
+def _served(llm: AsyncLLM, model: str, config: ServerConfig, template: str | None) -> Served:
+    """What routes are given of an engine that has been started."""
+    tokenizer = llm.tokenizer
+    if tokenizer is not None and template is not None:
+        where = f"--chat-template {config.chat_template}"
+        tokenizer = tokenizer.with_chat_template(template, where=where)
+    return Served(
+        llm=llm,
+        names=all_names(model, config.served_model_name),
+        config=config,
+        styles=_styles(llm, config, tokenizer),
+        tokenizer=tokenizer,
+    )
 
 
 class DrainingServer(uvicorn.Server):

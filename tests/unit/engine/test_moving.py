@@ -1,4 +1,4 @@
-"""Requests of an engine that is lost: those that have had nothing go to another one."""
+"""Requests of an engine that is lost go on at another one."""
 
 import asyncio
 import json
@@ -19,6 +19,7 @@ from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.server.exposition import exposition
+from kvspan.step import unpack_tokens
 from kvspan.testing.tiny import TINY
 
 pytestmark = pytest.mark.timeout(60)
@@ -127,14 +128,22 @@ def test_a_request_that_has_had_nothing_goes_to_another_engine(
     run(tmp_path, test)
 
 
-def test_a_request_that_has_had_a_token_ends(tmp_path: Path, engines: list[FakeEngine]) -> None:
+def test_a_request_goes_on_from_its_tokens(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    """Of three outputs one has ended, and one has had nothing."""
+
     async def test(llm: AsyncLLM) -> None:
-        stream, first = asked(llm, engines)
-        engines[first].gives(engines[first].added[0].request_id, 7)
+        stream, first = asked(llm, engines, n=3)
+        ended, begun, fresh = (order.request_id for order in engines[first].added)
+        engines[first].gives(ended, 7, FinishReason.STOP)
+        engines[first].gives(begun, 8)
         engines[first].lost("It was killed.")
-        assert not engines[1 - first].added
-        with pytest.raises(EngineDeadError, match="It was killed"):
-            await tokens(stream)
+        other = engines[1 - first]
+        found = {order.request_id: unpack_tokens(order.tokens).tolist() for order in other.added}
+        assert found == {begun: [*PROMPT, 8], fresh: PROMPT}
+        assert {order.num_prompt_tokens for order in other.added} == {len(PROMPT)}
+        other.gives(begun, 9, FinishReason.LENGTH)
+        other.gives(fresh, 10, FinishReason.STOP)
+        assert await tokens(stream) == [7, 8, 9, 10]
 
     run(tmp_path, test)
 

@@ -120,7 +120,7 @@ def test_who_is_late_again_and_again_is_told_of_the_flag(
     pipe = os.pipe()
     executor = start()
     begin, params = Begin(options, 2, False), SamplingParams(max_tokens=30, ignore_eos=True)
-    ours.sendall(_frame(encode(Add(0, pack_tokens([3, 4]), params, 0, "", 0))))
+    ours.sendall(_frame(encode(Add(0, pack_tokens([3, 4]), 2, params, 0, "", 0))))
     serving = Service(
         EngineCore(resolved, executor),
         executor,
