@@ -61,12 +61,10 @@ class GroupQueries:
             )
             if heads.size
         )
-        self.all_columns = Span(0, self.part.size)
-        self._own_columns = (
-            Span(self._touched.start * head_dim, self._touched.stop * head_dim).shifted(-self.part.start)
-            if self._is_enough
-            else self.all_columns
-        )
+        self._all_columns = self._own_columns = Span(0, self.part.size)
+        if self._is_enough:
+            first = self._touched.start * head_dim - self.part.start if self._touched.size else 0
+            self._own_columns = Span(0, self._touched.size * head_dim).shifted(first)
 
     def project(
         self, linear: SplitLinear, x: Tensor, batch: Batch, *, beside: Sequence[Span] = ()
@@ -94,9 +92,9 @@ class GroupQueries:
 
     def _columns_of(self, batch: Batch, num_rows: int) -> list[tuple[slice | Tensor, Span]]:
         """Rows by the columns that are made of them; each row once."""
-        if not batch.gathered.num_keys or self._own_columns == self.all_columns:
-            return [(slice(0, num_rows), self.all_columns)]
-        return [(batch.asking_rows, self.all_columns), (batch.gathered.rows, self._own_columns)]
+        if not batch.gathered.num_keys or self._own_columns == self._all_columns:
+            return [(slice(0, num_rows), self._all_columns)]
+        return [(batch.asking_rows, self._all_columns), (batch.gathered.rows, self._own_columns)]
 
     def all_heads(self, projected: Tensor) -> Tensor:
         """[n, columns of the part] -> [n, H / A, D]."""
