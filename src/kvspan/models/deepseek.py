@@ -35,7 +35,7 @@ from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
-from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, Storage
+from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, PlainMatrix, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
@@ -91,7 +91,8 @@ class LatentAttention(nn.Module):
             hidden, rank + mla.rope_dim, bias=config.attention_bias, storage=storage
         )
         self.latent_norm = RMSNorm(rank, eps=LATENT_EPS, storage=storage)
-        self.up = storage.empty(self.heads.size * (mla.nope_dim + mla.value_dim), rank)
+        up_rows = self.heads.size * (mla.nope_dim + mla.value_dim)
+        self.up = PlainMatrix(up_rows, rank, storage=storage)
 
         self.kernel = context.kernel
         self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
@@ -242,7 +243,8 @@ class LatentAttention(nn.Module):
         mla = self.mla
         latents, rotated = torch.split(vectors, [mla.kv_lora_rank, mla.rope_dim], dim=-1)
         rows = _columns(heads, mla.nope_dim + mla.value_dim)
-        made = F.linear(latents.to(self.up.dtype), self.up[rows.start : rows.stop]).to(vectors.dtype)
+        up = self.up.weight[rows.start : rows.stop]
+        made = F.linear(latents.to(up.dtype), up).to(vectors.dtype)
         made = made.view(*latents.shape[:2], heads.size, mla.nope_dim + mla.value_dim)
         plain, values = torch.split(made.transpose(1, 2), [mla.nope_dim, mla.value_dim], dim=-1)
         shared = rotated[:, None].expand(-1, heads.size, -1, -1)
@@ -258,7 +260,7 @@ class LatentAttention(nn.Module):
     def _up(self) -> tuple[Tensor, Tensor]:
         """What makes keys and values of latents: [H / A, nope_dim or value_dim, kv_lora_rank]."""
         mla = self.mla
-        up = self.up.view(self.heads.size, mla.nope_dim + mla.value_dim, mla.kv_lora_rank)
+        up = self.up.weight.view(self.heads.size, mla.nope_dim + mla.value_dim, mla.kv_lora_rank)
         return up[:, : mla.nope_dim], up[:, mla.nope_dim :]
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
@@ -279,7 +281,7 @@ class LatentAttention(nn.Module):
             ),
             f"{theirs}kv_a_layernorm.weight": whole(f"{ours}latent_norm.weight", (mla.kv_lora_rank,)),
             f"{theirs}kv_b_proj.weight": sliced(
-                f"{ours}up",
+                f"{ours}up.weight",
                 (config.num_heads * up_rows, mla.kv_lora_rank),
                 dim=0,
                 part=Span(heads.start * up_rows, heads.stop * up_rows),
