@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvspan.config.environment import CPU_ISAS
-from kvspan.layers.linear import ColumnLinear, Storage, pack
+from kvspan.layers.linear import LINE_BYTES, ColumnLinear, PlainMatrix, Storage, pack
 from kvspan.layers.matmul import Arena, PackedProduct, PlainProduct, packed_bytes, packing_isa
 from kvspan.layers.rows import MOST_HEAD_ROWS, NativeRowOps, TorchRowOps
 from kvspan.testing.cases import DTYPES
@@ -138,6 +138,21 @@ def test_packing_keeps_a_weight_once_and_leaves_other_dtypes_alone() -> None:
     assert [name for name, _ in layers[1].named_parameters()] == ["weight", "bias"]
 
 
+def test_a_plain_weight_moves_among_packed_ones_and_stays_the_same() -> None:
+    storage = Storage(torch.bfloat16, torch.device("cpu"))
+    layers = [PlainMatrix(3, 7, storage=storage), ColumnLinear(16, 40, bias=False, storage=storage)]
+    for layer in layers:
+        layer.weight.normal_()
+    x, plain = randn(3, 16).bfloat16(), layers[0].weight
+    kept, wanted = plain.clone(), layers[1](x)
+    pack(layers)
+    assert torch.equal(layers[0].weight, kept)
+    torch.testing.assert_close(layers[1](x), wanted, atol=2e-2, rtol=2e-2)
+    if packing_isa() is not None:
+        assert layers[0].weight.data_ptr() % LINE_BYTES == 0
+        assert layers[0].weight.data_ptr() != plain.data_ptr()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_rms_norm(ops: NativeRowOps, size: int, dtype: torch.dtype) -> None:
@@ -189,7 +204,7 @@ def test_rotate(ops: NativeRowOps, dim: int, dtype: torch.dtype, plain: int, int
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 3, 8, 21])
-@pytest.mark.parametrize(("height", "width"), [(12, 24), (128, 512), (3, 300), (37, 5)])
+@pytest.mark.parametrize(("height", "width"), [(12, 24), (128, 512), (3, 300), (9, 1100), (37, 5)])
 def test_products_by_head_equal_float64(
     ops: NativeRowOps, rows: int, height: int, width: int, dtype: torch.dtype
 ) -> None:

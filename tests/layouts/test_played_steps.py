@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from kvspan.config.engine import EngineConfig
 from kvspan.engine.build import resolve_engine
 from kvspan.layers.matmul import packing_isa
 from kvspan.loading.resolve import resolve
+from kvspan.models.decoder import Decoder
 from kvspan.request import SamplingParams
-from kvspan.step import NewRequest, Row, Step, pack_tokens
+from kvspan.step import NewRequest, Row, Sampled, Step, pack_tokens
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.ranks import run_ranks, shared_worlds
@@ -29,6 +31,8 @@ pytestmark = [
 ]
 
 LENGTHS = (40, 33, 40)  # tables grow past their room, and a sequence ends before the others
+DECODED = 4
+"""Tokens, after the first."""
 _EIGHTS = {"qk_nope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 3}
 """Sizes that native attention takes, and no experts."""
 NATIVE: dict[str, RawConfig] = {
@@ -169,3 +173,53 @@ def test_a_played_step_tells_of_the_collectives_that_it_makes(tmp_path: Path) ->
                 "merge_scatter",
             }
             assert played == [recorded] * 2
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0, top_p=0.9),
+        SamplingParams(temperature=0.0, repetition_penalty=1.3, logprobs=2),
+    ],
+    ids=["greedy", "drawn", "penalised-with-logprobs"],
+)
+def test_logits_on_tape_choose_what_logits_in_python_choose(
+    params: SamplingParams, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
+    num_made: list[int] = []
+    make = Decoder.logits
+    monkeypatch.setattr(Decoder, "logits", lambda self, x: (num_made.append(len(x)), make(self, x))[1])
+    on_tape = _decoded(tmp_path, params, ranks)
+    assert len(num_made) == 2 * ranks  # of the prompt, and of the step that is recorded
+    monkeypatch.setattr(runner, "MOST_SCORED_ROWS", 0)
+    in_python = _decoded(tmp_path, params, ranks)
+    assert len(num_made) == 2 * ranks + (1 + DECODED) * ranks
+    assert on_tape == in_python
+
+
+def _decoded(model: Path, params: SamplingParams, ranks: int) -> list[Sampled]:
+    """What rank 0 says of steps in which a prompt and then its own tokens are computed."""
+    sizes = {"tensor_parallel_size": ranks, "decode_context_parallel_size": ranks, "num_threads": 1}
+    options = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64, **sizes}
+    resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
+    prompt = NewRequest(0, pack_tokens(range(5)), 5, params, 0)
+    with shared_worlds(ranks) as shared:
+        tokens = Barrier(ranks)
+        said: list[Sampled] = []
+
+        def body(world: LocalWorld) -> None:
+            worker = Worker(resolved, shared[world.rank])
+            worker.load()
+            worker.allocate_cache(4)
+            rows = Row(0, 0, 5, True, (), (0,))
+            for number in range(1 + DECODED):
+                result = worker.execute(Step(number, (prompt,) if number == 0 else (), (rows,), ()))
+                said.extend(result.rows)  # of rank 0 alone
+                tokens.wait(timeout=60)
+                rows = Row(0, 5 + number, 1, True, (said[number].token_id or 0,))
+
+        run_ranks(ranks, body)
+    return said

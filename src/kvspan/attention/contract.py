@@ -74,16 +74,21 @@ class KeyIndex:
         )
 
     @classmethod
-    def over(cls, flat: FlatIndex) -> "KeyIndex":
+    def over(cls, flat: FlatIndex, device: torch.device | None = None) -> "KeyIndex":
         """The index of which `flat` is the flat form, without copies.
 
         What is written to the tensors later is seen by kernels that ask for the flat form, and by no
         others: `tables` are cut as the tables are long at the time.
+
+        Args:
+            flat: on the host.
+            device: where tables are wanted; elsewhere than on the host they are a copy.
         """
         starts = flat.table_starts.tolist()
+        blocks = flat.blocks if device is None else flat.blocks.to(device)
         index = cls(
             row_starts=tuple(flat.row_starts.tolist()),
-            tables=tuple(flat.blocks[start:stop] for start, stop in pairwise(starts)),
+            tables=tuple(blocks[start:stop] for start, stop in pairwise(starts)),
             first=flat.first.numpy(),
             last=flat.last.numpy(),
         )

@@ -122,6 +122,10 @@ class JoinedTables:
 
     Args:
         tables: of one layout and one rank; a later `append` to one of them is not seen here.
+
+    Attributes:
+        blocks: [n] int64, of all tables.
+        block_starts: [tables + 1] int64, where each table's blocks begin among them, and the end.
     """
 
     def __init__(self, tables: Sequence[RankTable]) -> None:
@@ -130,9 +134,14 @@ class JoinedTables:
         blocks = [table.blocks for table in tables]
         self._owned_before = np.concatenate([np.zeros(0, np.int64), *owned])
         self._first_unit = np.cumsum([0, *map(len, owned)])
-        self.sizes = [len(each) for each in blocks]
         self.blocks: NDArray[np.int64] = np.concatenate([np.zeros(0, np.int64), *blocks])
-        self._first_block = np.cumsum([0, *self.sizes])
+        self.block_starts: NDArray[np.int64] = np.cumsum([0, *map(len, blocks)], dtype=np.int64)
+
+    def chosen(self, which: Sequence[int]) -> "JoinedTables":
+        """Some of the tables, in this order: these themselves if they are all in theirs."""
+        if list(which) == list(range(len(self._tables))):
+            return self
+        return JoinedTables([self._tables[i] for i in which])
 
     def slots(self, which: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where this rank keeps tokens.
@@ -153,7 +162,7 @@ class JoinedTables:
         owned, place = self._owned_before[at], any_table._places[offset]
         mine = (owned < self._owned_before[at + 1]) & (place != NO_SLOT)
         slots = np.full(len(positions), NO_SLOT, np.int64)
-        block = self.blocks[self._first_block[which[mine]] + owned[mine]]
+        block = self.blocks[self.block_starts[which[mine]] + owned[mine]]
         slots[mine] = block * any_table._block_size + place[mine]
         return slots
 

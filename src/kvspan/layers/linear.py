@@ -23,6 +23,9 @@ from kvspan.layers.matmul import (
 from kvspan.layers.rows import among, row_ops, together
 from kvspan.topology import Span
 
+LINE_BYTES = 64
+"""Of a cache line."""
+
 
 @dataclass(frozen=True, slots=True)
 class Storage:
@@ -113,6 +116,33 @@ def pack(layers: Sequence[Packable]) -> None:
     memory = Arena(sum(layer.packed_bytes for layer in layers))
     for layer in layers:
         layer.pack(memory, isa=isa)
+
+
+class PlainMatrix(nn.Module):
+    """A weight that stays as it was loaded; packed, it lies among the packed ones, in huge pages.
+
+    Args:
+        outputs: rows of the weight.
+        inputs: columns of the weight.
+    """
+
+    def __init__(self, outputs: int, inputs: int, *, storage: Storage) -> None:
+        super().__init__()
+        self.weight = storage.empty(outputs, inputs)
+
+    def pack(self, memory: Arena, *, isa: str) -> None:
+        """See `Packable.pack`."""
+        del isa  # all read the same bytes
+        if not self.packed_bytes:
+            return
+        taken = memory.take(self.packed_bytes)[: self.weight.nbytes]
+        moved = taken.view(self.weight.dtype).view(self.weight.shape).copy_(self.weight)
+        self.weight = nn.Parameter(moved, requires_grad=False)
+
+    @property
+    def packed_bytes(self) -> int:
+        """See `Packable.packed_bytes`; whole lines, as what lies behind it begins with one."""
+        return -(-self.weight.nbytes // LINE_BYTES) * LINE_BYTES if packed_bytes(self.weight) else 0
 
 
 class ColumnLinear(Matrix):

@@ -52,9 +52,11 @@ class Rotary:
 
     def at(self, positions: Tensor) -> Rotation:
         """Angles for rows at `positions` [R] int64."""
-        angles = torch.outer(positions.float(), self._frequencies)[:, None]  # [R, 1, D / 2]
-        amplitude = self._rope.amplitude
-        return Rotation(angles.cos() * amplitude, angles.sin() * amplitude, self._rope.interleaved)
+        angles = positions.view(-1, 1, 1) * self._frequencies  # [R, 1, D / 2]
+        cos, sin, amplitude = angles.cos(), angles.sin(), self._rope.amplitude
+        if amplitude != 1.0:  # as it is in most models, and these operators are dear in a short step
+            cos, sin = cos * amplitude, sin * amplitude
+        return Rotation(cos, sin, self._rope.interleaved)
 
 
 def inverse_frequencies(rope: RopeConfig, *, head_dim: int) -> Tensor:

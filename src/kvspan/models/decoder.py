@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from kvspan.attention.kv_store import CacheStore
 from kvspan.config.model import ModelConfig
 from kvspan.layers.embedding import VocabEmbedding
-from kvspan.layers.linear import Matrix, pack
+from kvspan.layers.linear import Matrix, PlainMatrix, pack
 from kvspan.layers.logits import Logits
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.moe import Experts, MoE
@@ -136,7 +136,7 @@ class Decoder(nn.Module):
 
     def settle(self) -> None:
         """See `Model.settle`."""
-        pack([module for module in self.modules() if isinstance(module, Matrix | Experts)])
+        pack([module for module in self.modules() if isinstance(module, Matrix | PlainMatrix | Experts)])
 
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer."""

@@ -35,7 +35,7 @@ from kvspan.config.mla import MlaConfig
 from kvspan.config.model import ModelConfig
 from kvspan.cost.latents import least_rows_to_expand
 from kvspan.errors import ModelError
-from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, SplitLinear, Storage
+from kvspan.layers.linear import Attended, ColumnLinear, OutLinear, PlainMatrix, SplitLinear, Storage
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, linear_targets, sliced, whole
 from kvspan.layers.rotary import Rotation
@@ -91,7 +91,8 @@ class LatentAttention(nn.Module):
             hidden, rank + mla.rope_dim, bias=config.attention_bias, storage=storage
         )
         self.latent_norm = RMSNorm(rank, eps=LATENT_EPS, storage=storage)
-        self.up = storage.empty(self.heads.size * (mla.nope_dim + mla.value_dim), rank)
+        up_rows = self.heads.size * (mla.nope_dim + mla.value_dim)
+        self.up = PlainMatrix(up_rows, rank, storage=storage)
 
         self.kernel = context.kernel
         self.store = LatentStore(context.cache, latent_dim=rank, rotary_dim=mla.rope_dim)
@@ -246,8 +247,9 @@ class LatentAttention(nn.Module):
             [..., h * (nope_dim + value_dim)] in the vectors' dtype.
         """
         rows = _columns(heads, self.mla.nope_dim + self.mla.value_dim)
-        latents = vectors[..., : self.mla.kv_lora_rank].to(self.up.dtype)
-        return F.linear(latents, self.up[rows.start : rows.stop]).to(vectors.dtype)
+        up = self.up.weight[rows.start : rows.stop]
+        latents = vectors[..., : self.mla.kv_lora_rank].to(up.dtype)
+        return F.linear(latents, up).to(vectors.dtype)
 
     def _formed(self, vectors: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values.
@@ -276,7 +278,7 @@ class LatentAttention(nn.Module):
     def _up(self) -> tuple[Tensor, Tensor]:
         """What makes keys and values of latents: [H / A, nope_dim or value_dim, kv_lora_rank]."""
         mla = self.mla
-        up = self.up.view(self.heads.size, mla.nope_dim + mla.value_dim, mla.kv_lora_rank)
+        up = self.up.weight.view(self.heads.size, mla.nope_dim + mla.value_dim, mla.kv_lora_rank)
         return up[:, : mla.nope_dim], up[:, mla.nope_dim :]
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
@@ -297,7 +299,7 @@ class LatentAttention(nn.Module):
             ),
             f"{theirs}kv_a_layernorm.weight": whole(f"{ours}latent_norm.weight", (mla.kv_lora_rank,)),
             f"{theirs}kv_b_proj.weight": sliced(
-                f"{ours}up",
+                f"{ours}up.weight",
                 (config.num_heads * up_rows, mla.kv_lora_rank),
                 dim=0,
                 part=Span(heads.start * up_rows, heads.stop * up_rows),

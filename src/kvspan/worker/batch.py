@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvspan.attention.contract import KeyIndex
+from kvspan.attention.contract import FlatIndex, KeyIndex
 from kvspan.attention.prefill import Asks, Context, GatherPlan, Workspace, row_numbers
 from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
@@ -19,9 +19,10 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
-from kvspan.worker.share import Parts, Shares
+from kvspan.worker.share import Part, Parts, Shares
 
-_NO_KEYS = KeyIndex((0,), (), np.zeros(0, np.int64), np.zeros(0, np.int64))
+_NOTHING = np.zeros(0, np.int64)
+_NO_KEYS = KeyIndex((0,), (), _NOTHING, _NOTHING)
 _NOTHING_GATHERED = GatherPlan(slice(0, 0), slice(0, 0), num_keys=0, new=(), cached=())
 
 
@@ -91,11 +92,12 @@ def build_batch(
     device, keyed, through = workspace.device, shares.keyed_parts, shares.network_parts
     known = [mirrors[row.request_id] for row in rows]
     tables = [mirror.table for mirror in known]
+    joined = JoinedTables(tables)
     gathered = rule.gathers(
         np.array([row.num_tokens for row in rows], np.int64),
         np.array([row.start for row in rows], np.int64),
     )  # [rows of the step]
-    asking, asking_rows = _asking(shares, tables, gathered, device)
+    asking, asking_rows = _asking(shares, joined, gathered, device)
     return Batch(
         token_ids=_tensor(
             [
@@ -107,9 +109,7 @@ def build_batch(
         positions=_tensor([through.position], device),
         attending=_attending(shares, device),
         row_sizes=shares.row_sizes,
-        writes=_writes(
-            JoinedTables(tables).slots(keyed.row, keyed.position), workspace.block_size, device
-        ),
+        writes=_writes(joined.slots(keyed.row, keyed.position), workspace.block_size, device),
         asking=asking,
         asking_rows=row_numbers(asking_rows, device),
         gathered=_plan(rows, tables, gathered, shares, workspace),
@@ -124,7 +124,7 @@ def _attending(shares: Shares, device: torch.device) -> slice | torch.Tensor:
 
 
 def _asking(
-    shares: Shares, tables: Sequence[RankTable], gathered: NDArray[np.bool_], device: torch.device
+    shares: Shares, tables: JoinedTables, gathered: NDArray[np.bool_], device: torch.device
 ) -> tuple[tuple[Asking, Asking], NDArray[np.int64]]:
     """Spread rows of all coordinates and local rows of this one; and which rows they are here."""
     travelling = [[p for p in its if not gathered[p.row]] for its in shares.travelling]
@@ -139,30 +139,38 @@ def _asking(
         Asking(
             row_numbers(np.flatnonzero(spread), device),
             tuple(sum(p.num_tokens for p in its) for its in travelling),
-            _keys(Parts([p for its in travelling for p in its]), tables, device),
+            _keys(_as_parts([p for its in travelling for p in its], own), tables, device),
         ),
         Asking(
             row_numbers(np.flatnonzero(is_local), device),
             (int(is_local.sum()),),
-            _keys(Parts(local), tables, device),
+            _keys(_as_parts(local, own), tables, device),
         ),
     )
     return asking, np.flatnonzero(spread | is_local)
 
 
-def _keys(parts: Parts, tables: Sequence[RankTable], device: torch.device) -> KeyIndex:
+def _as_parts(parts: list[Part], own: Parts) -> Parts:
+    """Parts of one reach, which mostly are all that a rank attends for: their arrays are made once."""
+    return own if parts == own.parts else Parts(parts)
+
+
+def _keys(parts: Parts, tables: JoinedTables, device: torch.device) -> KeyIndex:
     """What rows see of this rank's keys: those of the positions up to their own."""
     if not parts.parts:  # as below, and in every decode there are rows of one reach only
         return _NO_KEYS
-    joined = JoinedTables([tables[part.row] for part in parts.parts])
+    joined = tables.chosen([part.row for part in parts.parts])
     sizes = [part.num_tokens for part in parts.parts]
     last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), parts.position + 1)
-    return KeyIndex(
-        row_starts=(0, *np.cumsum(sizes, dtype=np.int64).tolist()),
-        tables=torch.split(_tensor([joined.blocks], device), joined.sizes),
-        first=np.zeros_like(last),
-        last=last,
+    host = torch.device("cpu")
+    flat = FlatIndex(
+        row_starts=_tensor([np.cumsum([0, *sizes])], host),
+        table_starts=torch.from_numpy(joined.block_starts),
+        blocks=torch.from_numpy(joined.blocks),
+        first=torch.zeros(len(last), dtype=torch.int64),
+        last=torch.from_numpy(last),
     )
+    return KeyIndex.over(flat, device)
 
 
 def _plan(
@@ -207,9 +215,5 @@ def _writes(slots: NDArray[np.int64], block_size: int, device: torch.device) -> 
     return Writes(_tensor([blocks], device), _tensor([offsets], device))
 
 
-def _joined(parts: Sequence[NDArray[np.integer]]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
-
-
 def _tensor(parts: Sequence[NDArray[np.integer]], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(_joined(parts)).to(device)
+    return torch.from_numpy(np.concatenate([_NOTHING, *parts], dtype=np.int64)).to(device)

@@ -7,6 +7,7 @@ of pieces, and helps to draw from it; rank 0 alone reports.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import isfinite
 
 import numpy as np
@@ -133,7 +134,7 @@ class Outputs:
         gathered = self._pcp.all_gather(tokens, [len(each) for each in numbers]).wait().tolist()
         if any(token == _UNUSABLE for token in gathered):
             return None
-        chosen = dict(zip(np.concatenate(numbers).tolist(), gathered, strict=True))
+        chosen = dict(zip(chain.from_iterable(numbers), gathered, strict=True))
         return [Sampled(row.request_id, chosen[i]) for i, row in enumerate(asked)]
 
     def _tokens(self, ran: Ran, ends: NDArray[np.int64], asked: Sequence[SamplingRow]) -> Tensor:
@@ -205,7 +206,7 @@ class Outputs:
 
 def _ended_by_each(
     ends: NDArray[np.int64], shares: Shares, pcp: Group
-) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+) -> list[tuple[NDArray[np.int64], Sequence[int]]]:
     """Which of each coordinate's tokens end a row, and which rows those are.
 
     Args:
@@ -214,14 +215,14 @@ def _ended_by_each(
         pcp: the coordinates.
     """
     if pcp.size == 1:  # it has them in order
-        return [(ends, np.arange(len(ends)))]
-    found = []
+        return [(ends, range(len(ends)))]
+    found: list[tuple[NDArray[np.int64], Sequence[int]]] = []
     for coordinate in range(pcp.size):
         is_own = coordinate == pcp.rank
         places = shares.places(shares.network_parts if is_own else shares.parts_of(coordinate))
         rows = np.searchsorted(ends, places)
         is_end = np.append(ends, -1)[rows] == places
-        found.append((np.flatnonzero(is_end), rows[is_end]))
+        found.append((np.flatnonzero(is_end), rows[is_end].tolist()))
     return found
 
 

@@ -195,7 +195,7 @@ class _Inputs:
         """Fills the memory with what a step brings."""
         brought = _tensors(batch.token_ids, rotation, batch.writes, _flats(batch))
         for mine, its in zip(self.tensors, brought, strict=True):
-            mine[: len(its)] = its
+            mine.numpy()[: len(its)] = its.numpy()  # a fifth of the time that torch takes
 
     def batch(self, like: Batch) -> Batch:
         """A batch of what is in the memory, for layers."""

@@ -176,6 +176,8 @@ class Shares:
     @cached_property
     def keyed_parts(self) -> Parts:
         """Whose keys come here: everybody's that travel, and then this rank's that stay."""
+        if len(self.travelling) == 1:
+            return self.own_parts
         return Parts([*(p for its in self.travelling for p in its), *self.local_parts])
 
     @property

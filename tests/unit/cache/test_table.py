@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvspan.cache.table import RankTable
+from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.layout import NO_SLOT, CacheLayout, local_len
 
 VECTORS = Path(__file__).parents[2] / "vectors"
@@ -173,3 +173,21 @@ def test_growing_one_by_one_keeps_what_was_there() -> None:
         table.append([block])
     assert table.blocks.tolist() == list(reversed(range(3000)))
     assert table.slots(0, 3).tolist() == [5998, 5999, 5996]
+
+
+@given(data=st.data(), lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5))
+def test_joined_tables_answer_as_each_does_by_itself(data: st.DataObject, lengths: list[int]) -> None:
+    layout = CacheLayout(block_size=4, dcp_size=2, interleave=2)
+    units = iter(data.draw(st.permutations(range(200))))
+    placed = [[next(units) for _ in range(layout.num_units(length))] for length in lengths]
+    tables = [filled(layout, its, blocks_per_pool=200)[1] for its in placed]
+    joined = JoinedTables(tables)
+    which = data.draw(st.lists(st.sampled_from(range(len(tables))), unique=True))
+    chosen = joined.chosen(which)
+    assert (chosen is joined) == (which == list(range(len(tables))))
+    for place, number in enumerate(which):
+        start, stop = chosen.block_starts[place : place + 2]
+        assert chosen.blocks[start:stop].tolist() == tables[number].blocks.tolist()
+        positions = np.arange(lengths[number])
+        slots = chosen.slots(np.full_like(positions, place), positions)
+        assert slots.tolist() == tables[number].slots(0, lengths[number]).tolist()
