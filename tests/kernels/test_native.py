@@ -123,6 +123,24 @@ def test_keys_split_over_threads_are_merged(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("codes", [None, *LIMITS], ids=str)
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)], ids=str)
+@pytest.mark.parametrize("value_dim", [64, 128, 192])
+def test_chunks_of_more_rows_than_a_unit_has_lanes(
+    kernel: NativeKernel,
+    heads: tuple[int, int],
+    value_dim: int,
+    dtype: torch.dtype,
+    codes: torch.dtype | None,
+) -> None:
+    """Several units of rows, the last one not full."""
+    rows = SequenceRows((0,) * 450, tuple(range(31, 481)))
+    case = decode_case(dtype=dtype)
+    sizes = {"heads": heads, "head_dim": 192, "value_dim": value_dim, "latent": True}
+    assert_right(kernel, replace(case, name="chunk", sequences=(rows,), codes=codes, **sizes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
 def test_every_code_is_read_as_torch_reads_it(
     kernel: NativeKernel, dtype: torch.dtype, codes: torch.dtype
