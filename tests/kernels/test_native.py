@@ -133,7 +133,7 @@ def test_chunks_of_more_rows_than_a_unit_has_lanes(
     dtype: torch.dtype,
     codes: torch.dtype | None,
 ) -> None:
-    """Units are the larger the shorter values are: 450 rows are some of them, the last one not full."""
+    """Several units of rows, the last one not full."""
     rows = SequenceRows((0,) * 450, tuple(range(31, 481)))
     case = decode_case(dtype=dtype)
     sizes = {"heads": heads, "head_dim": 192, "value_dim": value_dim, "latent": True}
