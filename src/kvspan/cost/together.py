@@ -23,8 +23,9 @@ from kvspan.cost.latents import NEVER
 from kvspan.topology import Topology, cuts, touched_heads
 
 GATHERED_BYTES_S = {"shm": 4e9, "gloo": 0.5e9, "nccl": 300e9}
-"""Bytes of others that a rank gathers in a second, at 2 ranks and 32 MiB: the first two as measured on
-the machine of docs/results/cpu.md; for NCCL on NVLink about what `data/hardware.json` has."""
+"""Bytes of others that a rank gathers in a second, at 2 ranks and 32 MB: the first two as measured on
+the machine of docs/results/cpu.md, into memory that is there (shm: 0.8e9 while small pages are faulted
+in); for NCCL on NVLink about what `data/hardware.json` has."""
 _LARGE = 1 << 28
 """Bytes of a gather of which latency is no part."""
 
