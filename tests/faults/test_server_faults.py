@@ -106,6 +106,8 @@ def test_a_lost_rank_loses_no_request(server: Running, how: signal.Signals) -> N
     assert streams.texts == undisturbed.texts
     assert server.metric("kvspan_engine_restarts_total") == 1
     assert {p.pid for p in ranks(server)}.isdisjoint({p.pid for p in before})
+    server.await_said("Engine 0: ")
+    server.await_said("Its ranks work again.")
     with server.http as client:
         assert client.get("/ready").status_code == 200
 
@@ -162,6 +164,8 @@ def test_a_killed_engine_is_started_again_and_its_streams_end_with_an_error(serv
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
     server.await_metric("kvspan_engine_ready", 1)
+    server.await_said("It is being started again.")
+    server.await_said("It works again.")
     again = Streams(server, num_tokens=20)
     again.start()
     again.join(60)

@@ -67,6 +67,11 @@ class Running:
         while self.metric(name) != value:
             pass
 
+    def await_said(self, text: str) -> None:
+        """Waits until a line of its stderr has a text; whoever calls has a time limit."""
+        while not any(text in line for line in tuple(self.said)):
+            threading.Event().wait(0.01)  # the reader needs this process's time
+
 
 @contextlib.contextmanager
 def serving(model: Path, *options: str) -> Iterator[Running]:

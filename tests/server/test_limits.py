@@ -82,6 +82,15 @@ def test_a_body_that_cannot_be_read_is_told_why(
     assert (reply.json().get("type") == "error") == (path == "/v1/messages")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/messages"])
+def test_a_body_without_its_header_is_told_which(server: Running, path: str) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl sends if nobody says
+    with server.http as client:
+        reply = client.post(path, content=b'{"prompt": "x"}', headers=form)
+    assert reply.status_code == 400
+    assert "the header Content-Type: application/json" in reply.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [

@@ -130,7 +130,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
     rate = arguments.request_rate
     if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--request-rate {rate:g} must be more than 0 requests a second.")
+        raise ConfigError(f"--request-rate {rate:g} must be a number above 0, and not infinite.")
     return Plan(
         contexts=_contexts(arguments.context),
         batch=arguments.batch,

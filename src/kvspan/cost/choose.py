@@ -313,7 +313,7 @@ def _choose_batched_tokens(asked: EngineConfig, max_model_len: int) -> Choice[in
         why = (
             f"room for {'a whole prompt' if least == max_model_len else 'a token of each request'}."
             if least > DEFAULT_BATCHED_TOKENS
-            else "keeps a step short enough for running requests."
+            else "a longer prompt is computed in parts, between which others get tokens."
         )
         return Choice(max(least, DEFAULT_BATCHED_TOKENS), why)
     if whole_prompt and size < max_model_len:

@@ -4,6 +4,7 @@ Knows messages and the streams that wait for them. Knows no HTTP, and of process
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ from kvspan.worker.loop import TOLD_ERRORS
 
 ENGINE_TIMEOUT_S = 60.0
 """Silence after which an engine's process counts as hung, if nobody says. It beats twice a second."""
+
+logger = logging.getLogger("kvspan.engine")
 
 _END_S = 10.0  # that an engine gets to end in; its ranks get five seconds of them
 
@@ -225,9 +228,11 @@ class Replica:
             case Recovering(why):
                 self.health.ready, self.health.why = False, f"{why} Its ranks are being started again."
                 self.health.restarts += 1
+                self._tell(self.health.why)
             case Recovered():
                 self._begun()
                 self.health.ready, self.health.why = True, ""
+                self._tell("Its ranks work again.")
             case Died():
                 self._died = report
 
@@ -256,8 +261,13 @@ class Replica:
         if self.ready is None:  # it has never served
             self.health.gone = True
             return
+        self._tell(f"{error} It is being started again.")
         self.ready = None
         self._restarting = asyncio.get_running_loop().create_task(self._restart())
+
+    def _tell(self, sentence: str) -> None:
+        """What whoever reads the log has to know."""
+        logger.warning("Engine %s: %s", self._name, sentence)
 
     def _working(self) -> EngineProcess:
         if not self.takes_requests or self._process is None:
@@ -332,8 +342,10 @@ class Replica:
             except KvspanError as error:
                 self.health.why = str(error)
             else:
+                self._tell("It works again.")
                 return
         self.health.gone = True
+        self._tell(f"{self.health.why} It is not started again.")
 
     async def _reap(self, patience_s: float) -> None:
         process, self._process = self._process, None

@@ -156,6 +156,8 @@ def complaint(error: RequestValidationError) -> Complaint:
     if first["type"] == "json_invalid":
         message = first.get("ctx", {}).get("error", message)
         return Complaint(400, f"The body is no valid JSON: {message}.")
+    if not where and isinstance(first.get("input"), bytes):
+        return Complaint(400, "The body is read with the header Content-Type: application/json alone.")
     if not where:
         end = "" if message.endswith("?") else "."
         return Complaint(400, f"The request is refused: {message}{end}")
