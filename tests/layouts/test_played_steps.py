@@ -81,6 +81,11 @@ CASES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "STEPS_BEFORE", 0)
+
+
 @pytest.fixture
 def plays(monkeypatch: pytest.MonkeyPatch) -> list[Tape]:
     played: list[Tape] = []
@@ -173,6 +178,18 @@ def test_a_played_step_tells_of_the_collectives_that_it_makes(tmp_path: Path) ->
                 "merge_scatter",
             }
             assert played == [recorded] * 2
+
+
+def test_a_shape_of_step_is_recorded_when_it_has_come_back(
+    plays: list[Tape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
+    at_once = _decoded(tmp_path, SamplingParams(temperature=0.0), 1)
+    assert len(plays) == DECODED - 1  # the first one is recorded
+    plays.clear()
+    monkeypatch.setattr(runner, "STEPS_BEFORE", 2)
+    assert _decoded(tmp_path, SamplingParams(temperature=0.0), 1) == at_once
+    assert len(plays) == DECODED - 3
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

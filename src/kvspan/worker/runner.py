@@ -28,6 +28,12 @@ from kvspan.worker.watch import NO_COLLECTIVE, Collective, Recorder
 
 MOST_SHAPES = 64
 """Tapes that are kept, those played last."""
+STEPS_BEFORE = 2
+"""Of a shape, that run in Python before it is recorded. Recording takes as long as two steps, and
+playing saves a fifth of one (SmolLM2, one thread: 40, 20 and 16 ms), so a shape that hardly comes back
+is not worth it: where requests come and go, and ranks have rows of several kinds, many do not."""
+_MOST_SIGHTINGS = 1024
+"""Shapes whose steps are counted, those seen last."""
 MOST_SCORED_ROWS = 16
 """Of a step whose logits are on its tape as well. Their memory stays, 10 MB for 16 rows of a vocabulary
 of 150,000, and more rows take so long that what Python adds to a step is not seen."""
@@ -66,18 +72,29 @@ class Runner:
         self._model, self._recorder, self._scores = model, recorder, scores
         self._scratch = Scratch()
         self._tapes: OrderedDict[_Shape, _Taped | None] = OrderedDict()
+        self._sightings: OrderedDict[_Shape, int] = OrderedDict()
 
     def run(self, batch: Batch) -> Ran:
         """Runs the rows of a step."""
         rotation, shape = self._model.rotation(batch.positions), _Shape.of(batch)
-        if shape is not None and shape not in self._tapes:
+        taped = None
+        if shape is not None and shape in self._tapes:
+            taped = self._kept(shape)
+        elif shape is not None and self._steps_before(shape) >= STEPS_BEFORE:
             return self._record(shape, batch, rotation)
-        taped = None if shape is None else self._kept(shape)
         if taped is None:
             return Ran(self._model.forward(batch, rotation))
         taped.inputs.take(batch, rotation)
         self._play(taped)
         return taped.ran
+
+    def _steps_before(self, shape: "_Shape") -> int:
+        """How many of a shape there were, as far as is remembered; one more from now on."""
+        number = self._sightings.pop(shape, 0)
+        self._sightings[shape] = number + 1
+        if len(self._sightings) > _MOST_SIGHTINGS:
+            self._sightings.popitem(last=False)
+        return number
 
     def _kept(self, shape: "_Shape") -> "_Taped | None":
         """What is kept of a shape, from now on the last to be let go."""
