@@ -23,6 +23,7 @@ from kvspan.cost.prefill import PrefillRule
 from kvspan.layers.linear import Storage
 from kvspan.loading.apply import apply
 from kvspan.loading.resolve import resolve
+from kvspan.loading.trim import give_back
 from kvspan.models.base import Batch, Model, RankContext
 from kvspan.models.registry import build_model
 from kvspan.sampling.sampler import Sampler
@@ -92,6 +93,8 @@ class Worker:
         weight_bytes = sum(p.numel() * p.itemsize for p in parameters.values())
         parameters.clear()  # so that each weight can go when it has been settled
         model.settle()
+        del checkpoint
+        give_back()
         return RankReport(
             rank=self._rank,
             weight_bytes=weight_bytes,
