@@ -106,9 +106,13 @@ def verdicts(measured: Measured) -> list[str]:
                 "if all had one"
             )
         waits = long_tpot_ratio(measured, trace)
-        refused = statistics.median(t.found.num_errors for t in _of(measured, trace, REPLICAS))
-        if refused:
-            sentence += f"; replicas refused {refused:.0f} requests, which no rank holds alone"
+        replicas = _of(measured, trace, REPLICAS)
+        if refused := statistics.median(t.found.num_errors for t in replicas):
+            lost = statistics.median(t.refused_share for t in replicas)
+            sentence += (
+                f"; replicas refused {refused:.0f} requests, {lost:.1%} of the output asked for, which "
+                "no rank holds alone"
+            )
         if waits is not None:
             sentence += f"; the p99 TPOT of its long requests is {waits:.2f} times that of static"
         said.append(sentence + ".")

@@ -38,6 +38,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         plain_step_ms: mean time of a step without one; None = there was none.
         exchange_step_ms: of a step with one.
         spills: requests that left their home early.
+        refused_share: of the output tokens that the trace asks for, those of refused requests.
     """
 
     rival: str
@@ -52,6 +53,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     plain_step_ms: float | None
     exchange_step_ms: float | None
     spills: int
+    refused_share: float
 
     @property
     def exchange_share(self) -> float:
@@ -102,6 +104,7 @@ def replays(
                     number,
                     observed,
                     plan.scale,
+                    trace,
                     num_ranks=len(named[REPLICAS]),
                     spills=stats.spills - before.spills,
                     shared_steps=stats.shared_steps - before.shared_steps,
@@ -139,11 +142,14 @@ def _of_round(
     number: int,
     observed: Observed,
     scale: int,
+    trace: Trace,
     *,
     num_ranks: int,
     spills: int,
     shared_steps: int,
 ) -> Traffic:
+    outputs = [row.output_length for row in trace.rows]
+
     def tpot_ms(long: bool) -> Spread | None:
         some = [
             1e3 * r.tpot_s
@@ -169,4 +175,5 @@ def _of_round(
         exchange_step_ms=step_ms(True),
         spills=spills,
         shared_steps=shared_steps,
+        refused_share=sum(outputs[r.index] for r in observed.records if r.error) / sum(outputs),
     )

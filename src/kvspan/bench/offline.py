@@ -11,7 +11,7 @@ from kvspan.engine.core import EngineCore
 from kvspan.engine.events import Event
 from kvspan.errors import RequestError
 from kvspan.request import SamplingParams
-from kvspan.trace.row import Trace
+from kvspan.trace.row import Trace, TraceRow
 from kvspan.trace.tokens import TokenSource
 
 Told = Callable[[Observed, float], None]
@@ -109,10 +109,20 @@ class _Replay:
         params = SamplingParams(temperature=0.0, max_tokens=row.output_length, ignore_eos=True)
         prompt = self._tokens.prompt(due.index).tolist()
         try:
+            self._check_room(row)
             self._under_way[self._core.add(prompt, params, seed=self._seed)] = record
         except RequestError as refused:
             record.error = str(refused)
             self._end(record)
+
+    def _check_room(self, row: TraceRow) -> None:
+        """An engine would end an answer where its room ends, and seem to have given it sooner."""
+        limit = self._core.resolved.max_model_len
+        if row.input_length < limit < row.input_length + row.output_length:
+            raise RequestError(
+                f"{row.input_length:,} tokens of prompt and {row.output_length:,} of output are more "
+                f"than --max-model-len {limit}."
+            )
 
     def _run_step(self) -> None:
         before, start_s = self._core.stats, self.now_s()

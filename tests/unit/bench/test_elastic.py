@@ -140,6 +140,8 @@ def test_at_a_rate_each_rival_is_asked_the_same_and_replicas_refuse_what_no_rank
     found = measured(model, plan, comm="shm")
     answered = {t.rival: t.found.num_ok for t in found.traffic}
     assert answered[STATIC] == answered[ELASTIC] == 10 > answered[REPLICAS]
+    refused = {t.rival: t.refused_share for t in found.traffic}
+    assert refused[STATIC] == refused[ELASTIC] == 0 < refused[REPLICAS] < 1
     assert any("replicas refused" in sentence for sentence in verdicts(found))
 
 

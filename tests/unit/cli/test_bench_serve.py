@@ -40,6 +40,17 @@ def trace(tmp_path: Path) -> list[str]:
     return ["bench", "serve", "--trace", str(path), "--trace-block-size", "8"]
 
 
+def test_an_answer_for_which_there_is_no_room_is_refused_and_not_cut(model: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "trace.jsonl", tmp_path / "out.json"
+    rows = [{"timestamp": 0, "input_length": 150, "output_length": n} for n in (10, 11)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asked = ["bench", "serve", model, "--trace", str(path), *SMALL, "--json", str(out)]
+    assert main(asked) == 0
+    found = json.loads(out.read_text())
+    assert (found["num_ok"], found["num_errors"]) == (1, 1)
+    assert "150 tokens of prompt and 11 of output" in next(iter(found["errors"]))
+
+
 def test_a_closed_loop_in_process(
     model: str, trace: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
