@@ -22,9 +22,10 @@ SIZES = [
     for w in range(1, p * t + 1)
     if w == 1 or (w % p == 0 and t % (w // p) == 0)
 ]
-EVERYDAY = {(2, 1, 2), (2, 2, 4), (3, 2, 3)}
+EVERYDAY = {(2, 1, 1), (2, 1, 2), (2, 2, 4), (3, 2, 3)}
 NEVER = 10_000
 TWO = Topology(pcp_size=2, dcp_size=2)
+TWO_COPIES = Topology(pcp_size=2)
 
 
 def matrix() -> list[object]:
@@ -104,13 +105,14 @@ def assert_equal_calls(result: Forward, topology: Topology) -> None:
             assert all(of_rank == ops[0] for of_rank in ops)
 
 
+@pytest.mark.parametrize("topology", [TWO, TWO_COPIES], ids=["sharded", "copies"])
 @pytest.mark.parametrize(("length", "gathers"), [(39, 0), (40, 1), (150, 3)])
 def test_one_gather_more_for_each_part_that_is_large_enough(
-    length: int, gathers: int, model: Path
+    length: int, gathers: int, topology: Topology, model: Path
 ) -> None:
     """Parts of 48 tokens: 150 are three of them and 6 more, too few."""
     lengths = (length,)
-    case = ForwardCase(topology=TWO, workspace_tokens=48)
+    case = ForwardCase(topology=topology, workspace_tokens=48)
     alone = ops_of_pcp(run(model, case, lengths))
     together = ops_of_pcp(run(model, replace(case, together_tokens=40), lengths))
     num_layers = 2
@@ -118,14 +120,15 @@ def test_one_gather_more_for_each_part_that_is_large_enough(
         assert mine.count("all_gather") == before.count("all_gather") + num_layers * gathers
 
 
-def test_a_coordinate_without_rows_makes_its_share(model: Path) -> None:
+@pytest.mark.parametrize("topology", [TWO, TWO_COPIES], ids=["sharded", "copies"])
+def test_a_coordinate_without_rows_makes_its_share(topology: Topology, model: Path) -> None:
     """A prompt that is not cut has all its rows at one coordinate; the others make keys for it."""
     lengths = (33,)
-    case = ForwardCase(topology=TWO, least_tokens_to_split=1000, workspace_tokens=1024)
+    case = ForwardCase(topology=topology, least_tokens_to_split=1000, workspace_tokens=1024)
     wanted = run(model, ForwardCase(), lengths)
     result = run(model, replace(case, together_tokens=1), lengths)
     assert_same(result, wanted)
-    assert_equal_calls(result, TWO)
+    assert_equal_calls(result, topology)
 
 
 @pytest.mark.timeout(120)

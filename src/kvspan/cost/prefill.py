@@ -4,6 +4,9 @@
     allgather_kv    every rank gathers the keys, and attends for its own heads; the keys of the step's
                     tokens are there already, so a prompt without cached context moves nothing
 
+Where every rank has its sequences whole (W = 1) nothing travels, and rows attend in the second way if
+that lets PCP coordinates make keys and values of latents together (`cost.together`).
+
 A rule is made of bytes, and looks at numbers of tokens of whole sequences: ranks decide alike. Knows no
 times. Layouts that cut heads are left to queries, since two ranks would attend for the same head.
 """
@@ -41,7 +44,8 @@ class PrefillRule:
     """Which sequences of a step have their keys gathered.
 
     Args:
-        row_bytes: that a rank sends for a row whose query moves; 0 = nothing is saved if it stays.
+        row_bytes: that a rank sends for a row whose query moves; 0 = nothing is saved if it stays, 1 =
+            it stays, and work is saved.
         token_bytes: that a rank sends for a cached token whose key moves.
         least_rows: rows from which on cached context is worth the work, whatever it weighs.
     """
@@ -71,14 +75,19 @@ class PrefillRule:
             replicate_q: whether queries need not be gathered.
             dtype_bytes: bytes of an element of queries, keys and partial results.
         """
-        gathers = strategy == "allgather_kv" or has_whole_heads(model, topology)
+        least_rows = 2 if model.mla is None else least_rows_to_expand(model.mla)
+        whole = has_whole_heads(model, topology)
+        if topology.dcp_size == 1:  # nothing travels, but coordinates make keys of the same latents
+            is_shared = whole and model.mla is not None and topology.pcp_size > 1
+            return cls(row_bytes=int(is_shared), token_bytes=0, least_rows=least_rows)
+        gathers = strategy == "allgather_kv" or whole
         row_bytes = bytes_of_row(model, topology, exchange, replicate_q, dtype_bytes) if gathers else 0
         token_bytes = bytes_of_token(model, topology, dtype_bytes)
         fixed = {"allgather_q": _TOO_MUCH, "allgather_kv": 0}
         return cls(
             row_bytes=row_bytes,
             token_bytes=fixed.get(strategy, token_bytes),
-            least_rows=2 if model.mla is None else least_rows_to_expand(model.mla),
+            least_rows=least_rows,
         )
 
     def gathers(self, num_rows: NDArray[np.int64], num_cached: NDArray[np.int64]) -> NDArray[np.bool_]:

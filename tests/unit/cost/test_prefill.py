@@ -70,6 +70,18 @@ def test_nothing_is_gathered_where_nothing_would_be_sent() -> None:
     assert not gathers(alone, 1000, 1000)
 
 
+@pytest.mark.parametrize("strategy", [FEWEST_BYTES, "allgather_q", "allgather_kv"])
+def test_coordinates_with_copies_of_latents_expand_them_together(strategy: str) -> None:
+    def copies(name: str, **overrides: int) -> PrefillRule:
+        return rule(strategy, model(name, **overrides), Topology(tp_size=2, pcp_size=2))
+
+    latents = copies("DeepSeek-R1")
+    assert gathers(latents, 171, 100_000)
+    assert not gathers(latents, 170, 100_000), "few rows ask the latents themselves"
+    assert gathers(latents, 2, 0)
+    assert not gathers(copies("Qwen3-235B-A22B"), 1000, 0), "keys are there, and nothing is made"
+
+
 def test_layouts_that_cut_heads_are_left_to_queries_unless_asked() -> None:
     smollm, topology = model("SmolLM2-135M"), Topology(tp_size=2, dcp_size=2)
     assert not has_whole_heads(smollm, topology)  # 9 heads
