@@ -34,6 +34,8 @@ class SchedulerConfig:
         max_num_seqs: requests that run at a time.
         max_num_batched_tokens: tokens that a step computes.
         max_model_len: tokens of a request, output included.
+        mixed_chunk_size: tokens of prompts in a step in which others decode, and wait for all of it;
+            None = what the step has room for, as where prompts are not cut.
         enable_chunked_prefill: whether a prompt may be computed in several steps.
         spread_every: rows for which ranks have to meet run in every so many steps, while others are
             there to run in between and nobody waits for room; 1 = in each.
@@ -45,6 +47,7 @@ class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    mixed_chunk_size: int | None = None
     enable_chunked_prefill: bool = True
     spread_every: int = 1
 
@@ -54,6 +57,11 @@ class SchedulerConfig:
         length = f"--max-model-len {self.max_model_len}"
         if min(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len) < 1:
             raise ConfigError(f"{num_seqs}, {budget} and {length} must all be at least 1.")
+        if self.mixed_chunk_size is not None and self.mixed_chunk_size < 1:
+            raise ConfigError(
+                f"--mixed-chunk-size {self.mixed_chunk_size} must be at least 1: prompts would wait "
+                "until nobody decodes."
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"{budget} is less than {num_seqs}: a step could not give each running request its "
@@ -274,6 +282,7 @@ class Scheduler:
         shares = share_budget(
             [state.num_left for state in states],
             budget=self._config.max_num_batched_tokens,
+            mixed=self._config.mixed_chunk_size,
             chunked=self._config.enable_chunked_prefill,
         )
         work = [(state, n) for state, n in zip(states, shares, strict=True) if n]
@@ -331,7 +340,9 @@ def _place(state: SequenceState) -> tuple[int, int]:
     return state.place
 
 
-def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list[int]:
+def share_budget(
+    num_left: Sequence[int], *, budget: int, chunked: bool, mixed: int | None = None
+) -> list[int]:
     """Shares a step's tokens among running requests.
 
     Whoever has one token left gets it. Of the rest the first of the others gets at least half; the
@@ -344,6 +355,8 @@ def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list
         num_left: tokens that each has still to compute, at least 1, in line.
         budget: tokens of the step, at least one a request.
         chunked: whether a request may get less than it has left, when that is more than one token.
+        mixed: tokens at the most for those who may get less, if anybody has one token left; None = all
+            that the budget has.
 
     Returns:
         Tokens of each.
@@ -363,6 +376,8 @@ def share_budget(num_left: Sequence[int], *, budget: int, chunked: bool) -> list
                 break
             give(i, num_left[i])
         return shares
+    if mixed is not None and len(others) < len(num_left):
+        spare = min(spare, mixed)
     for i in others[:1]:
         give(i, min(num_left[i], -(-spare // 2)))
     for i in others[1:]:

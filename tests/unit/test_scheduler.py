@@ -496,6 +496,7 @@ def test_a_step_under_way_must_come_back_first() -> None:
         ({"max_num_seqs": 0}, "--max-num-seqs 0, .* at least 1"),
         ({"max_num_seqs": 65}, "tokens 64 is less than --max-num-seqs 65"),
         ({"enable_chunked_prefill": False}, "tokens 64 is less than --max-model-len 4096"),
+        ({"mixed_chunk_size": 0}, "--mixed-chunk-size 0 must be at least 1"),
     ],
 )
 def test_limits_that_cannot_work_are_refused(limits: dict, sentence: str) -> None:
@@ -525,22 +526,42 @@ def test_shares_of_a_budget_of_ten(num_left: list[int], chunked: bool, shares: l
     assert share_budget(num_left, budget=10, chunked=chunked) == shares
 
 
+@pytest.mark.parametrize(
+    ("num_left", "chunked", "shares"),
+    [
+        ([100], True, [10]),  # nobody waits for it
+        ([1, 100], True, [1, 4]),
+        ([1, 100, 100], True, [1, 4, 0]),
+        ([1, 1, 1, 1, 1, 1, 1, 100], True, [1, 1, 1, 1, 1, 1, 1, 3]),
+        ([100, 1, 2], True, [2, 1, 2]),
+        ([1, 6], False, [1, 6]),  # a prompt that may not be cut runs whole
+        ([1, 1], True, [1, 1]),
+    ],
+)
+def test_who_decodes_waits_for_four_tokens_of_prompts_at_the_most(
+    num_left: list[int], chunked: bool, shares: list[int]
+) -> None:
+    assert share_budget(num_left, budget=10, chunked=chunked, mixed=4) == shares
+
+
 @given(
     num_left=st.lists(st.integers(1, 30) | st.just(1), max_size=8),
     budget=st.integers(8, 40),
     chunked=st.booleans(),
+    mixed=st.none() | st.integers(1, 40),
 )
 def test_shares_stay_within_the_budget_and_waste_nothing(
-    num_left: list[int], budget: int, chunked: bool
+    num_left: list[int], budget: int, chunked: bool, mixed: int | None
 ) -> None:
-    shares = share_budget(num_left, budget=budget, chunked=chunked)
+    shares = share_budget(num_left, budget=budget, chunked=chunked, mixed=mixed)
     assert all(0 <= share <= left for share, left in zip(shares, num_left, strict=True))
     assert all(share == 1 for share, left in zip(shares, num_left, strict=True) if left == 1)
     assert sum(shares) <= budget
     others = [(share, left) for share, left in zip(shares, num_left, strict=True) if left > 1]
-    spare = budget - num_left.count(1)
+    ones = num_left.count(1)
+    spare = budget - ones if mixed is None or not ones else min(budget - ones, mixed)
     if chunked:
-        assert sum(shares) == min(budget, sum(num_left))
+        assert sum(shares) == min(ones + spare, sum(num_left))
         assert not others or 2 * others[0][0] >= min(spare, 2 * others[0][1])
     else:
         assert all(share in (0, left) for share, left in others)
@@ -585,6 +606,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked=st.booleans(),
         most_local_units=st.sampled_from([0, 3, 8]),
         spread_every=st.sampled_from([1, 3]),
+        mixed_chunk_size=st.sampled_from([None, 1, 5]),
     )
     def begin(
         self,
@@ -597,6 +619,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunked: bool,
         most_local_units: int,
         spread_every: int,
+        mixed_chunk_size: int | None,
     ) -> None:
         block_size, interleave = sizes
         self.bench = Bench(
@@ -609,6 +632,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_chunked_prefill=chunked,
             most_local_units=most_local_units,
             spread_every=spread_every,
+            mixed_chunk_size=mixed_chunk_size,
         )
         self.under_way: Step | None = None
 

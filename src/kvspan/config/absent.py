@@ -40,6 +40,7 @@ INSTEAD = {
     "--guided-decoding-backend": "there is one library that holds outputs to forms: leave it out",
     "--kv-transfer-config": "prefill and decode run in one instance: leave it out",
     "--limit-mm-per-prompt": _NO_MULTIMODAL,
+    "--long-prefill-token-threshold": "use --mixed-chunk-size, for all prompts beside streams",
     "--lora-modules": _NO_ADAPTERS,
     "--max-lora-rank": _NO_ADAPTERS,
     "--max-num-partial-prefills": "prompts share steps within --max-num-batched-tokens: leave it out",

@@ -217,6 +217,13 @@ class EngineConfig:
     max_num_batched_tokens: int | None = option(
         TOKENS, None, "tokens of a step at the most", _SCHEDULING
     )
+    mixed_chunk_size: int | None = option(
+        TOKENS,
+        None,
+        "tokens of prompts in a step in which others decode, at the most; auto is what a CPU computes "
+        "in half a second, and no limit on a GPU",
+        _SCHEDULING,
+    )
     max_num_seqs: int | None = option(
         whole(1), None, "requests that run at once, at the most", _SCHEDULING
     )

@@ -41,6 +41,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         together_tokens: latents from which on they share out making keys and values of them.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
+        mixed_chunk_size: those of prompts in a step in which others decode, at the most.
         max_num_seqs: requests that run at once, at the most.
         max_logprobs: log-probabilities at each position that a request may ask for; -1 = any number.
         enable_prefix_caching: whether the KV of common prefixes is reused.
@@ -82,6 +83,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     together_tokens: int
     max_model_len: int
     max_num_batched_tokens: int
+    mixed_chunk_size: int
     max_num_seqs: int
     max_logprobs: int
     enable_prefix_caching: bool

@@ -30,6 +30,7 @@ from kvspan.cost.span import (
 )
 from kvspan.cost.timed import Timed
 from kvspan.cost.together import GATHERED_BYTES_S, Pace, choose_together
+from kvspan.cost.weights import active_params
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
 from kvspan.topology import LayoutMode, Topology, check_layout
@@ -40,6 +41,10 @@ HOST_FRACTION = 0.4
 """Of a host's free memory, for the KV caches of all ranks: other programs live there too."""
 DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_NUM_SEQS = 256
+MIXED_STEP_S = 0.5
+"""That tokens of streams wait for each other on a CPU, while a prompt is computed beside them."""
+LEAST_MIXED_TOKENS = 256
+"""Fewer tokens of a prompt would be bound by reading weights, and take longer in all."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +115,7 @@ def resolve(
         together_tokens=chosen.together_tokens.value,
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
+        mixed_chunk_size=chosen.mixed_chunk_size.value,
         max_num_seqs=chosen.max_num_seqs.value,
         max_logprobs=asked.max_logprobs,
         enable_prefix_caching=asked.enable_prefix_caching,
@@ -145,6 +151,7 @@ class _Choices:
     kv_dtype: Choice[str]
     max_model_len: Choice[int]
     max_num_batched_tokens: Choice[int]
+    mixed_chunk_size: Choice[int]
     max_num_seqs: Choice[int]
     executor: Choice[str]
     num_threads: Choice[int]
@@ -173,6 +180,7 @@ def _choose(
     max_model_len = _choose_max_model_len(asked, model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
     interleave = _choose_interleave(asked, topology)
+    num_threads = _choose_threads(asked, machine, topology.world_size)
     return _Choices(
         interleave=interleave,
         exchange=exchange,
@@ -222,9 +230,16 @@ def _choose(
         kv_dtype=kv_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=batched_tokens,
+        mixed_chunk_size=_choose_mixed_chunk(
+            asked,
+            model,
+            device.value,
+            num_threads=num_threads.value * topology.world_size,
+            batched_tokens=batched_tokens.value,
+        ),
         max_num_seqs=_choose_num_seqs(asked, batched_tokens.value),
         executor=_choose_executor(asked, topology.world_size),
-        num_threads=_choose_threads(asked, machine, topology.world_size),
+        num_threads=num_threads,
         kv_fraction=_choose_fraction(asked, device.value),
     )
 
@@ -323,6 +338,22 @@ def _choose_batched_tokens(asked: EngineConfig, max_model_len: int) -> Choice[in
             "--enable-chunked-prefill on."
         )
     return Choice(size)
+
+
+def _choose_mixed_chunk(
+    asked: EngineConfig, model: ModelConfig, device: str, *, num_threads: int, batched_tokens: int
+) -> Choice[int]:
+    if asked.mixed_chunk_size is not None:
+        return Choice(min(asked.mixed_chunk_size, batched_tokens))
+    if device == "cuda":
+        return Choice(batched_tokens, "a GPU computes a step soon enough for those who decode in it.")
+    token_s = 2 * active_params(model) / MULTIPLIED_FLOPS[device] / num_threads
+    tokens = min(max(int(MIXED_STEP_S / token_s), LEAST_MIXED_TOKENS), batched_tokens)
+    return Choice(
+        tokens,
+        f"{num_threads} thread(s) compute {tokens:,} tokens in about {tokens * token_s:.1f} s, for "
+        "which the streams beside them wait.",
+    )
 
 
 def _choose_num_seqs(asked: EngineConfig, batched_tokens: int) -> Choice[int]:

@@ -278,6 +278,7 @@ class EngineCore:
             SchedulerConfig(
                 max_num_seqs=resolved.max_num_seqs,
                 max_num_batched_tokens=resolved.max_num_batched_tokens,
+                mixed_chunk_size=resolved.mixed_chunk_size,
                 max_model_len=resolved.max_model_len,
                 enable_chunked_prefill=resolved.enable_chunked_prefill,
                 spread_every=resolved.spread_every,

@@ -62,7 +62,7 @@ def test_nothing_is_left_to_auto_and_each_choice_has_its_reason() -> None:
     assert set(run.why) - {"layout"} == {
         *("interleave", "exchange", "replicate_q", "device", "comm", "dtype", "kv_dtype"),
         "prefill_strategy",
-        *("max_model_len", "max_num_batched_tokens", "max_num_seqs"),
+        *("max_model_len", "max_num_batched_tokens", "mixed_chunk_size", "max_num_seqs"),
         *("executor", "num_threads", "kv_fraction"),
     }
     assert all(sentence.endswith(".") and "\n" not in sentence for sentence in run.why.values())
@@ -80,6 +80,7 @@ def test_what_was_asked_is_taken_without_a_reason() -> None:
         "kv_cache_dtype": "float16",
         "max_model_len": 100,
         "max_num_batched_tokens": 64,
+        "mixed_chunk_size": 32,
         "max_num_seqs": 5,
         "distributed_executor_backend": "mp",
         "num_threads": 3,
@@ -92,7 +93,7 @@ def test_what_was_asked_is_taken_without_a_reason() -> None:
     run = chosen(**ranks(2, 2), **asked)
     assert (run.interleave, run.exchange, run.replicate_q) == (4, "ag_rs", False)
     assert (run.dtype, run.kv_dtype, run.max_model_len) == ("float32", "float16", 100)
-    assert (run.max_num_batched_tokens, run.max_num_seqs) == (64, 5)
+    assert (run.max_num_batched_tokens, run.mixed_chunk_size, run.max_num_seqs) == (64, 32, 5)
     assert (run.executor, run.num_threads, run.kv_fraction) == ("mp", 3, 0.7)
     assert (run.tokenizer, run.step_timeout_s, run.seed) == ("t", 9.0, 4)
     assert not run.enable_prefix_caching
@@ -203,6 +204,31 @@ def test_device_transport_and_executor(tp_size: int, gpus: int, values: tuple[ob
 @pytest.mark.parametrize(("cores", "tp_size", "threads"), [(8, 1, 8), (8, 3, 2), (2, 9, 1)])
 def test_cores_are_shared_by_ranks(cores: int, tp_size: int, threads: int) -> None:
     assert chosen(cores=cores, **ranks(tp_size, tp_size)).num_threads == threads
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "asked", "tokens"),
+    [
+        ("SmolLM2-135M", 2, {}, 632),  # 0.5 s * 2 * 170 GFLOP/s / (2 * 134.5 M), about
+        ("SmolLM2-135M", 8, {}, 2048),
+        ("Llama-3.1-8B", 2, {}, 256),
+        ("Llama-3.1-8B", 2, {"mixed_chunk_size": 1}, 1),
+        ("SmolLM2-135M", 2, {"max_num_batched_tokens": 300}, 300),
+        ("SmolLM2-135M", 2, {"max_num_batched_tokens": 300, "mixed_chunk_size": 400}, 300),
+    ],
+)
+def test_streams_wait_for_half_a_second_of_prompts_or_a_few_tokens(
+    name: str, cores: int, asked: dict[str, Any], tokens: int
+) -> None:
+    run = chosen(of=model(name), cores=cores, **asked)
+    assert run.mixed_chunk_size == tokens
+
+
+def test_a_gpu_computes_prompts_beside_streams_without_a_limit() -> None:
+    run = resolve(
+        EngineConfig.from_mapping({"model": "m"}), model("Llama-3.1-8B"), Machine(cores=8, num_gpus=1)
+    )
+    assert run.mixed_chunk_size == run.max_num_batched_tokens
 
 
 @pytest.mark.parametrize(
