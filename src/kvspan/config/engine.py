@@ -221,7 +221,7 @@ class EngineConfig:
         TOKENS,
         None,
         "tokens of prompts in a step in which others decode, at the most; auto is what a CPU computes "
-        "in half a second, and no limit on a GPU",
+        "in a second, and no limit on a GPU",
         _SCHEDULING,
     )
     max_num_seqs: int | None = option(
