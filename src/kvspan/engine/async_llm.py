@@ -12,8 +12,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import msgspec
-
 from kvspan.cache.prefix import KeySpace
 from kvspan.clock import Clock, WallClock
 from kvspan.config.engine import EngineConfig
@@ -341,7 +339,7 @@ class AsyncLLM:
         """Gives a request whose engine was lost to another one; whether there is any."""
         replica = self._choose(stream.generation.prompt_ids, orders[0].cache_salt)
         if replica.takes_requests:
-            replica.add(stream, [_going_on(order, stream.generation) for order in orders], is_left=True)
+            replica.go_on(stream, orders)
         return replica.takes_requests
 
     def _abort(self, generation: Generation) -> None:
@@ -379,15 +377,6 @@ class AsyncLLM:
         keys = KeySpace(layout=resolved.cache_layout, kv_dtype=resolved.kv_dtype, model=resolved.model)
         self._router = Router(keys, len(self._replicas))
         told(resolved)
-
-
-def _going_on(order: Add, generation: Generation) -> Add:
-    """The order for an engine that goes on where another one was lost."""
-    return msgspec.structs.replace(
-        order,
-        tokens=order.tokens + pack_tokens(generation.outputs[order.request_id].token_ids),
-        num_scored_tokens=len(generation.prompt_logprobs) - 1,  # nothing predicts the first
-    )
 
 
 def _asked(config: EngineConfig) -> Mapping[str, Any]:

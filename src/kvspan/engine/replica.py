@@ -8,8 +8,11 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from kvspan.clock import Clock
 from kvspan.engine.events import EngineLoad
+from kvspan.engine.generation import Generation
 from kvspan.engine.health import Health
 from kvspan.engine.messages import (
     Abort,
@@ -34,6 +37,7 @@ from kvspan.engine.process import EngineProcess
 from kvspan.engine.restarts import Restarts
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError, KvspanError
+from kvspan.step import pack_tokens
 from kvspan.worker.loop import TOLD_ERRORS
 
 ENGINE_TIMEOUT_S = 60.0
@@ -147,25 +151,32 @@ class Replica:
         self.health.ready, self.health.why = True, ""
         return ready
 
-    def add(self, stream: RequestStream, orders: Sequence[Add], *, is_left: bool = False) -> None:
+    def add(self, stream: RequestStream, orders: Sequence[Add]) -> None:
         """Gives the engine a request, one order for each of its outputs.
 
         Args:
             stream: of the request.
             orders: for the engine.
-            is_left: whether another engine was lost with it. It is not moved again: a request that is
-                an engine's end would end all of them.
 
         Raises:
             EngineDeadError: the process is not there.
         """
-        process = self._working()
-        bodies = [encode(order) for order in orders]  # before any of them counts as unfinished
-        for order, body in zip(orders, bodies, strict=True):
-            self._streams[order.request_id] = stream
-            if not is_left:
-                self._orders[order.request_id] = order
-            process.send(body)
+        self._send(stream, orders)
+        self._orders.update((order.request_id, order) for order in orders)
+
+    def go_on(self, stream: RequestStream, orders: Sequence[Add]) -> None:
+        """Gives the engine a request that another one was lost with, to go on from its tokens.
+
+        It does so once: a request that is an engine's end would be the end of all of them.
+
+        Args:
+            stream: of the request.
+            orders: of its outputs that have not ended, as they were given to the other one.
+
+        Raises:
+            EngineDeadError: the process is not there.
+        """
+        self._send(stream, [_going_on(order, stream.generation) for order in orders])
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request.
@@ -178,7 +189,7 @@ class Replica:
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests at any moment; their blocks are free before the next step."""
         mine = tuple(i for i in request_ids if self._forget(i))
-        if mine and self._connected and self._process is not None:
+        if mine and self.takes_requests and self._process is not None:
             self._process.tell(Abort(mine))
 
     async def look(self) -> Seen:
@@ -208,6 +219,7 @@ class Replica:
         if self._connected and self._process is not None:
             self._process.tell(End())
         await self._reap(_END_S)
+        self._end_streams(EngineDeadError(self.health.why))
 
     def take(self, body: bytes) -> None:
         """Takes in a report."""
@@ -237,7 +249,10 @@ class Replica:
                 self._died = report
 
     def lost(self, why: str) -> None:
-        """The process has hung up: streams end, and it is started again unless it was told to end.
+        """The process has hung up, and is started again unless it was told to end.
+
+        Its requests go on at another one, or when it works again; they end with an error if they have
+        been left before, or if it has said itself that it has given up.
 
         Args:
             why: a sentence, if it has not said one itself.
@@ -257,10 +272,10 @@ class Replica:
             self._end_streams(EngineDeadError(self.health.why))
             return
         self.health.ready, self.health.why = False, str(error)
-        self._end_streams(error)
         if self.ready is None:  # it has never served
             self.health.gone = True
             return
+        self._leave(error, may_wait=self._died is None)
         self._tell(f"{error} It is being started again.")
         self.ready = None
         self._restarting = asyncio.get_running_loop().create_task(self._restart())
@@ -324,13 +339,48 @@ class Replica:
         self._orders.pop(request_id, None)
         return self._streams.pop(request_id, None) is not None
 
+    def _send(self, stream: RequestStream, orders: Sequence[Add]) -> None:
+        process = self._working()
+        bodies = [encode(order) for order in orders]  # before any of them counts as unfinished
+        for order, body in zip(orders, bodies, strict=True):
+            self._streams[order.request_id] = stream
+            process.send(body)
+
+    def _unfinished(self) -> list[tuple[RequestStream, list[Add]]]:
+        """All requests, with the orders of those that may go on elsewhere."""
+        return [
+            (stream, [self._orders[i] for i in stream.generation.outputs if i in self._orders])
+            for stream in dict.fromkeys(self._streams.values())
+        ]
+
+    def _leave(self, error: KvspanError, *, may_wait: bool) -> None:
+        """Parts with the requests of a lost process, but for those that wait for the next one.
+
+        Args:
+            error: for those that end.
+            may_wait: whether any may.
+        """
+        for stream, orders in self._unfinished():
+            is_elsewhere = bool(orders) and self._left(stream, orders)
+            if orders and may_wait and not is_elsewhere:
+                continue
+            for number in stream.generation.outputs:
+                self._forget(number)
+            if not is_elsewhere:
+                stream.fail(error)
+
     def _end_streams(self, error: KvspanError) -> None:
-        streams, orders = dict.fromkeys(self._streams.values()), self._orders
+        streams = dict.fromkeys(self._streams.values())
         self._streams, self._orders = {}, {}
         for stream in streams:
-            own = [orders[i] for i in stream.generation.outputs if i in orders]
-            if self.health.gone or not own or not self._left(stream, own):
-                stream.fail(error)
+            stream.fail(error)
+
+    def _go_on(self) -> None:
+        """Gives the next process what has waited for it."""
+        waiting = self._unfinished()
+        self._orders = {}
+        for stream, orders in waiting:
+            self.go_on(stream, orders)
 
     async def _restart(self) -> None:
         """Starts the process again, if need be several times."""
@@ -342,12 +392,23 @@ class Replica:
             except KvspanError as error:
                 self.health.why = str(error)
             else:
+                self._go_on()
                 self._tell("It works again.")
                 return
         self.health.gone = True
+        self._end_streams(EngineDeadError(self.health.why))
         self._tell(f"{self.health.why} It is not started again.")
 
     async def _reap(self, patience_s: float) -> None:
         process, self._process = self._process, None
         if process is not None:
             await process.end(patience_s)
+
+
+def _going_on(order: Add, generation: Generation) -> Add:
+    """The order for an engine that goes on where another one was lost."""
+    return msgspec.structs.replace(
+        order,
+        tokens=order.tokens + pack_tokens(generation.outputs[order.request_id].token_ids),
+        num_scored_tokens=len(generation.prompt_logprobs) - 1,  # nothing predicts the first
+    )

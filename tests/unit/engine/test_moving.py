@@ -1,4 +1,4 @@
-"""Requests of an engine that is lost go on at another one."""
+"""Requests of an engine that is lost go on at another one, or where it is started again."""
 
 import asyncio
 import json
@@ -14,7 +14,18 @@ from kvspan.cost.memory import CachePlan
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.build import resolve_engine
 from kvspan.engine.events import EngineLoad, EngineStats, Event
-from kvspan.engine.messages import Abort, Add, Chosen, End, Order, Ready, Stepped, decode_order, encode
+from kvspan.engine.messages import (
+    Abort,
+    Add,
+    Chosen,
+    Died,
+    End,
+    Order,
+    Ready,
+    Stepped,
+    decode_order,
+    encode,
+)
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
@@ -31,6 +42,9 @@ PROMPT = [3, 4, 5]
 
 class FakeEngine:
     """An engine's process that says what a test has it say, and keeps what it is told."""
+
+    refuses = ""
+    """Why it ends at its start; of all that are still to come."""
 
     def __init__(
         self,
@@ -51,6 +65,8 @@ class FakeEngine:
     def tell(self, order: Order) -> None:
         if isinstance(order, Abort):
             self.aborted += order.request_ids
+        elif self.refuses:
+            self.lost(self.refuses)
         elif not isinstance(order, End):
             self._heard(encode(Chosen(self._resolved, self._resolved.model)))
             self._heard(encode(Ready((), PLAN)))
@@ -59,6 +75,10 @@ class FakeEngine:
         order = decode_order(body)
         assert isinstance(order, Add)
         self.added.append(order)
+
+    def gives_up(self, why: str) -> None:
+        self._heard(encode(Died("EngineDeadError", why)))
+        self.lost("It has hung up.")
 
     def gives(
         self, request_id: int, token_id: int, reason: FinishReason | None = None, *, running: int = 0
@@ -92,10 +112,12 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]
     return started
 
 
-def run(model: Path, test: Callable[[AsyncLLM], Any], *, replicas: int = 2) -> None:
+def run(
+    model: Path, test: Callable[[AsyncLLM], Any], *, replicas: int = 2, max_restarts: int = 0
+) -> None:
     async def whole() -> None:
         options = {"load_format": "dummy", "data_parallel_size": replicas}
-        async with AsyncLLM(str(model), max_restarts=0, **options) as llm:
+        async with AsyncLLM(str(model), max_restarts=max_restarts, **options) as llm:
             await test(llm)
 
     asyncio.run(whole())
@@ -105,6 +127,13 @@ def asked(llm: AsyncLLM, engines: list[FakeEngine], **params: Any) -> tuple[Requ
     """A request, and the number of the engine that has it."""
     stream = llm.add(PROMPT, SamplingParams(max_tokens=2, **params))
     return stream, next(i for i, engine in enumerate(engines) if engine.added)
+
+
+async def started_again(llm: AsyncLLM, engines: list[FakeEngine]) -> FakeEngine:
+    """The engine that comes after the first one, when it works."""
+    while not (len(engines) > 1 and llm.health.ready):
+        await asyncio.sleep(0)
+    return engines[-1]
 
 
 async def tokens(stream: RequestStream) -> list[int | None]:
@@ -201,3 +230,102 @@ def test_who_aborts_a_moved_request_is_heard_by_the_engine_that_has_it(
         assert llm.num_unfinished == 0
 
     run(tmp_path, test)
+
+
+def test_the_only_engine_goes_on_with_its_requests_when_it_works_again(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """Of three outputs one has ended, one has had a token, and one has had nothing."""
+
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines, n=3)
+        ended, begun, fresh = (order.request_id for order in engines[first].added)
+        engines[first].gives(ended, 7, FinishReason.STOP)
+        engines[first].gives(begun, 8)
+        engines[first].lost("It was killed.")
+        assert llm.num_unfinished == 2
+        again = await started_again(llm, engines)
+        found = {order.request_id: unpack_tokens(order.tokens).tolist() for order in again.added}
+        assert found == {begun: [*PROMPT, 8], fresh: PROMPT}
+        again.gives(begun, 9, FinishReason.LENGTH)
+        again.gives(fresh, 10, FinishReason.STOP)
+        assert await tokens(stream) == [7, 8, 9, 10]
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test, replicas=1, max_restarts=1)
+
+
+def test_with_the_same_request_an_engine_is_started_again_once(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].lost("It was killed.")
+        again = await started_again(llm, engines)
+        other = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        again.lost("So was this.")
+        with pytest.raises(EngineDeadError, match="So was this"):
+            await tokens(stream)
+        while len(engines) < 3 or not engines[2].added:
+            await asyncio.sleep(0)
+        engines[2].gives(engines[2].added[0].request_id, 9, FinishReason.LENGTH)
+        assert await tokens(other) == [9]
+
+    run(tmp_path, test, replicas=1, max_restarts=3)
+
+
+def test_who_leaves_while_the_engine_is_started_again_is_not_taken_along(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stays, first = asked(llm, engines)
+        leaves, _ = asked(llm, engines)
+        engines[first].lost("It was killed.")
+        leaves.abort()
+        again = await started_again(llm, engines)
+        assert [order.request_id for order in again.added] == list(stays.generation.outputs)
+        assert not again.aborted  # it has never heard of it
+
+    run(tmp_path, test, replicas=1, max_restarts=1)
+
+
+def test_what_waits_for_an_engine_ends_when_that_is_given_up(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        monkeypatch.setattr(FakeEngine, "refuses", "It cannot begin.")
+        engines[first].lost("It was killed.")
+        with pytest.raises(EngineDeadError, match="It cannot begin"):
+            await tokens(stream)
+        assert len(engines) == 3
+        assert llm.health.gone
+
+    run(tmp_path, test, replicas=1, max_restarts=2)
+
+
+def test_an_engine_that_has_given_up_ends_its_requests(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """It has tried to start its ranks again as often as it may."""
+
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].gives_up("Rank 1 has ended.")
+        with pytest.raises(EngineDeadError, match="Rank 1"):
+            await tokens(stream)
+
+    run(tmp_path, test, replicas=1, max_restarts=1)
+
+
+def test_what_waits_for_an_engine_ends_with_the_server(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        engines[first].lost("It was killed.")
+        await llm.shutdown()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await tokens(stream)
+
+    run(tmp_path, test, replicas=1, max_restarts=1)
