@@ -21,6 +21,12 @@ DEFAULT = "default"
 WITH_TOOLS = "tool_use"
 """Names of the template for any conversation, and of the one for those with tools."""
 
+_FAILURES = (
+    *(TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError),  # messages nested too deeply, or repeated without end
+)
+"""What running a program on somebody's messages may end with."""
+
 
 class ChatTemplate:
     """A chat template, or several by name.
@@ -75,8 +81,8 @@ class ChatTemplate:
         seen |= {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return template.render(seen)
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            why = str(error).removesuffix(".")
+        except _FAILURES as error:
+            why = (str(error) or type(error).__name__).removesuffix(".")
             raise RequestError(f"The model's chat template refuses the messages: {why}.") from error
 
     def _choose(self, *, with_tools: bool) -> str:

@@ -101,8 +101,10 @@ def test_the_date_is_an_argument() -> None:
         ("{{ ''.__class__.__mro__ }}", "refuses the messages: .*unsafe"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "refuses the messages: Range too big"),
         ("{{ 1 // 0 }}", "refuses the messages: .*zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "refuses the messages: .*recursion depth"),
+        ("{{ 'x' * 10 ** 18 }}", "refuses the messages: MemoryError"),
     ],
-    ids=["raised", "undefined", "type", "mutation", "escape", "endless", "zero"],
+    ids=["raised", "undefined", "type", "mutation", "escape", "endless", "zero", "deep", "large"],
 )
 def test_what_a_template_refuses_is_the_requests_fault(source: str, sentence: str) -> None:
     with pytest.raises(RequestError, match=sentence):
