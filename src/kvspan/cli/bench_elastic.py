@@ -131,12 +131,18 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     rate = arguments.request_rate
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--request-rate {rate:g} must be a number above 0, and not infinite.")
+    contexts, traces = _contexts(arguments.context), _traces(arguments.trace)
+    if not contexts and not traces:
+        raise ConfigError(
+            f"--context {arguments.context} --trace {arguments.trace} leave nothing to measure: give a "
+            "context or a trace."
+        )
     return Plan(
-        contexts=_contexts(arguments.context),
+        contexts=contexts,
         batch=arguments.batch,
         num_steps=arguments.steps,
         num_rounds=arguments.rounds,
-        traces=_traces(arguments.trace),
+        traces=traces,
         num_rows=arguments.rows,
         users=arguments.concurrency,
         rate_per_s=rate,

@@ -5,7 +5,6 @@ The first SIGTERM or SIGINT lets requests finish and takes no new ones; the seco
 
 import asyncio
 import contextlib
-import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,9 +18,9 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.server import ServerConfig
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.messages import Ready
-from kvspan.errors import ConfigError
 from kvspan.loading.chat_template import read_chat_template
 from kvspan.loading.tokenizer import Tokenizer
+from kvspan.server.address import bound, listen
 from kvspan.server.app import create_app
 from kvspan.server.http import TimedProtocol
 from kvspan.server.served import Served, all_names
@@ -55,7 +54,7 @@ def serve(
         ModelError: the model cannot be found or read.
     """
     template = None if config.chat_template is None else read_chat_template(Path(config.chat_template))
-    with _bound(config) as sock, uvloop_runner() as runner:
+    with bound(config) as sock, uvloop_runner() as runner:
         return runner.run(_serve(engine, config, template, sock, chosen, listening))
 
 
@@ -86,7 +85,7 @@ async def _serve(
         ready = await llm.start(chosen)
         served = _served(llm, engine.model, config, template)
         server = DrainingServer(served)
-        sock.listen(server.config.backlog)
+        listen(sock, config, server.config.backlog)
         host, port = sock.getsockname()[:2]
         listening(f"http://{f'[{host}]' if ':' in host else host}:{port}", ready, served)
         await server.serve(sockets=[sock])
@@ -181,32 +180,3 @@ def _styles(llm: AsyncLLM, config: ServerConfig, tokenizer: Tokenizer | None) ->
         chat_template=tokenizer.chat_template_source if tokenizer else "",
         architecture=llm.resolved.model_config.architecture,
     )
-
-
-@contextlib.contextmanager
-def _bound(config: ServerConfig) -> Iterator[socket.socket]:
-    """A socket on the address, taken before the model is loaded, so that a taken port costs nothing."""
-    _raise_descriptor_limit()
-    try:
-        infos = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except OSError as error:
-        raise ConfigError(f"--host {config.host}: {error.strerror}.") from error
-    family, kind, protocol, _, address = infos[0]
-    with socket.socket(family, kind, protocol) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind(address)
-        except OSError as error:
-            raise ConfigError(
-                f"--host {config.host} --port {config.port} cannot be listened on: {error.strerror}."
-            ) from error
-        yield sock
-
-
-def _raise_descriptor_limit() -> None:
-    """A descriptor for every connection: as many as the system lets this process have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

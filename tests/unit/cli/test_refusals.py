@@ -23,6 +23,7 @@ SWEEP = ["bench", "sweep", "nowhere", "--trace", "nothing"]
         ([*DECODE, "--cases", "64:1:2"], "--cases 64:1:2 is no list of CONTEXT:BATCH"),
         ([*ELASTIC, "--scale", "0"], "--scale 0 is too small: 1 or more."),
         ([*ELASTIC, "--output-scale", "-1"], "--output-scale -1 is too small: 1 or more."),
+        ([*ELASTIC, "--context", "0", "--trace", "none"], "--trace none leave nothing to measure"),
         ([*DECODE, "--json", "/no/x.json"], "/no/x.json cannot be written: there is no directory /no."),
         ([*ELASTIC, "--svg", "/no/x.svg"], "/no/x.svg cannot be written: there is no directory /no."),
         (["bench", "serve", "m", "--trace", "t", "--csv", "/no/x"], "there is no directory /no."),
