@@ -24,7 +24,7 @@ from kvspan.engine.health import Health, together
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.meter import Meter
 from kvspan.engine.observer import EndedRequest, Observer
-from kvspan.engine.replica import ENGINE_TIMEOUT_S, Replica
+from kvspan.engine.replica import ENGINE_TIMEOUT_S, Care, Replica
 from kvspan.engine.routing import Router
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
@@ -305,13 +305,15 @@ class AsyncLLM:
         self._replicas = [
             Replica(
                 _asked(config),
-                max_restarts=max_restarts,
-                engine_timeout_s=engine_timeout_s,
-                profile=profile,
+                Care(
+                    max_restarts=max_restarts,
+                    engine_timeout_s=engine_timeout_s,
+                    profile=profile,
+                    environment=replica_environment(number, num_replicas=count, num_ranks=num_ranks),
+                ),
                 clock=self._clock,
                 meter=self.meter,
                 name=str(number),
-                environment=replica_environment(number, num_replicas=count, num_ranks=num_ranks),
                 begun=partial(self._forget, number),
                 left=self._move,
             )

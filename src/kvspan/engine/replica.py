@@ -6,14 +6,13 @@ Knows messages and the streams that wait for them. Knows no HTTP, and of process
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from kvspan.clock import Clock
 from kvspan.engine.events import EngineLoad
-from kvspan.engine.generation import Generation
 from kvspan.engine.health import Health
+from kvspan.engine.held import Held, going_on
 from kvspan.engine.messages import (
     Abort,
     Add,
@@ -37,7 +36,6 @@ from kvspan.engine.process import EngineProcess
 from kvspan.engine.restarts import Restarts
 from kvspan.engine.stream import RequestStream
 from kvspan.errors import EngineDeadError, KvspanError
-from kvspan.step import pack_tokens
 from kvspan.worker.loop import TOLD_ERRORS
 
 ENGINE_TIMEOUT_S = 60.0
@@ -48,18 +46,32 @@ logger = logging.getLogger("kvspan.engine")
 _END_S = 10.0  # that an engine gets to end in; its ranks get five seconds of them
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Care:
+    """How an engine's process is looked after.
+
+    Args:
+        max_restarts: how often lost ranks, and a lost process, are started again in ten minutes.
+        engine_timeout_s: silence after which the process counts as hung, and is killed.
+        profile: whether a step is taken apart now and then.
+        environment: of the process; None = that of this one.
+    """
+
+    max_restarts: int
+    engine_timeout_s: float = ENGINE_TIMEOUT_S
+    profile: bool = False
+    environment: Mapping[str, str] | None = None
+
+
 class Replica:
     """An engine's process and the requests that it works on.
 
     Args:
         options: of `EngineConfig`, those that were asked.
-        max_restarts: how often lost ranks, and a lost process, are started again in ten minutes.
-        profile: whether a step is taken apart now and then.
+        care: how the process is looked after.
         clock: for restarts, and for silence.
         meter: keeps the metrics.
-        engine_timeout_s: silence after which its process counts as hung, and is killed.
         name: among the replicas, for metrics.
-        environment: of its process; None = that of this one.
         begun: called whenever its process has begun, with an empty cache.
         left: called with a request of a process that is lost, and the orders of its outputs that go on;
             whether somebody else works on it now.
@@ -68,31 +80,26 @@ class Replica:
     def __init__(
         self,
         options: Mapping[str, Any],
+        care: Care,
         *,
-        max_restarts: int,
-        profile: bool,
         clock: Clock,
         meter: Meter,
-        engine_timeout_s: float = ENGINE_TIMEOUT_S,
         name: str = "0",
-        environment: Mapping[str, str] | None = None,
         begun: Callable[[], None] = lambda: None,
         left: Callable[[RequestStream, Sequence[Add]], bool] = lambda _, __: False,
     ) -> None:
-        self._begin = Begin(dict(options), max_restarts, profile)
-        self._clock, self._meter, self._name = clock, meter, name
-        self._engine_timeout_s, self._environment = engine_timeout_s, environment
+        self._begin = Begin(dict(options), care.max_restarts, care.profile)
+        self._care, self._clock, self._meter, self._name = care, clock, meter, name
         self._begun, self._left = begun, left
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
-        self._streams: dict[int, RequestStream] = {}
-        self._orders: dict[int, Add] = {}  # of those that another one may go on with
+        self._held = Held()
         self._process: EngineProcess | None = None
         self._connected = False
         self._news: asyncio.Queue[Chosen | Ready | KvspanError] = asyncio.Queue()
         self._seen: asyncio.Future[Seen] | None = None
-        self._restarts = Restarts(max_restarts, clock)
+        self._restarts = Restarts(care.max_restarts, clock)
         self._restarting: asyncio.Task[None] | None = None
         self._died: Died | None = None
 
@@ -109,12 +116,12 @@ class Replica:
     @property
     def num_prompt_tokens(self) -> int:
         """Of its unfinished requests: about what they have in its cache."""
-        return sum(len(s.generation.prompt_ids) for s in dict.fromkeys(self._streams.values()))
+        return sum(len(s.generation.prompt_ids) for s in self._held.streams)
 
     @property
     def num_unfinished(self) -> int:
         """Outputs that it works on, or will."""
-        return len(self._streams)
+        return len(self._held)
 
     async def start(self, told: Callable[[Chosen], None] = lambda _: None) -> Ready:
         """Starts the process, and returns when it can serve.
@@ -129,8 +136,8 @@ class Replica:
         self._died = None
         self._news = asyncio.Queue()  # what a lost process had still to say concerns nobody
         self._process = EngineProcess(
-            environment=self._environment,
-            patience_s=self._engine_timeout_s,
+            environment=self._care.environment,
+            patience_s=self._care.engine_timeout_s,
             clock=self._clock,
             heard=self.take,
             lost=self.lost,
@@ -161,22 +168,21 @@ class Replica:
         Raises:
             EngineDeadError: the process is not there.
         """
-        self._send(stream, orders)
-        self._orders.update((order.request_id, order) for order in orders)
+        self._send(orders)
+        self._held.add(stream, orders)
 
     def go_on(self, stream: RequestStream, orders: Sequence[Add]) -> None:
         """Gives the engine a request that another one was lost with, to go on from its tokens.
 
-        It does so once: a request that is an engine's end would be the end of all of them.
-
         Args:
             stream: of the request.
-            orders: of its outputs that have not ended, as they were given to the other one.
+            orders: of its outputs that have not ended, as the first engine got them.
 
         Raises:
             EngineDeadError: the process is not there.
         """
-        self._send(stream, [_going_on(order, stream.generation) for order in orders])
+        self._send([going_on(order, stream.generation) for order in orders])
+        self._held.add(stream, orders, is_left=True)
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request.
@@ -188,7 +194,7 @@ class Replica:
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests at any moment; their blocks are free before the next step."""
-        mine = tuple(i for i in request_ids if self._forget(i))
+        mine = tuple(i for i in request_ids if self._held.forget(i))
         if mine and self.takes_requests and self._process is not None:
             self._process.tell(Abort(mine))
 
@@ -251,8 +257,8 @@ class Replica:
     def lost(self, why: str) -> None:
         """The process has hung up, and is started again unless it was told to end.
 
-        Its requests go on at another one, or when it works again; they end with an error if they have
-        been left before, or if it has said itself that it has given up.
+        Its requests go on at another one, or when it works again; they end with an error if they were
+        left before and have had nothing since, or if it has said itself that it has given up.
 
         Args:
             why: a sentence, if it has not said one itself.
@@ -302,14 +308,14 @@ class Replica:
         enough: list[int] = []
         now_s = self._meter.now_s()
         for event in step.events:
-            stream = self._streams.get(event.request_id)
+            stream = self._held.stream_of(event.request_id)
             if stream is None:
                 continue  # aborted while the step ran
             touched[stream] = None
             timing = stream.timings[event.request_id]
             self._meter.took(timing, event, step.step_s, now_s)
             if (reason := stream.take(event)) is not None:
-                self._forget(event.request_id)  # unless a failure has ended the whole request
+                self._held.forget(event.request_id)  # unless a failure has ended the whole request
                 output = stream.generation.outputs[event.request_id]
                 self._meter.ended(timing, reason, output.num_tokens)
                 if event.finish_reason is None:  # a stop string, which the engine knows nothing of
@@ -334,24 +340,10 @@ class Replica:
         blocks = self.ready.plan.blocks_per_rank
         self._meter.loaded(self._name, load, self.chosen.resolved, blocks)
 
-    def _forget(self, request_id: int) -> bool:
-        """Whether an output was worked on that is no longer."""
-        self._orders.pop(request_id, None)
-        return self._streams.pop(request_id, None) is not None
-
-    def _send(self, stream: RequestStream, orders: Sequence[Add]) -> None:
+    def _send(self, orders: Sequence[Add]) -> None:
         process = self._working()
-        bodies = [encode(order) for order in orders]  # before any of them counts as unfinished
-        for order, body in zip(orders, bodies, strict=True):
-            self._streams[order.request_id] = stream
+        for body in [encode(order) for order in orders]:  # all, before the first one is sent
             process.send(body)
-
-    def _unfinished(self) -> list[tuple[RequestStream, list[Add]]]:
-        """All requests, with the orders of those that may go on elsewhere."""
-        return [
-            (stream, [self._orders[i] for i in stream.generation.outputs if i in self._orders])
-            for stream in dict.fromkeys(self._streams.values())
-        ]
 
     def _leave(self, error: KvspanError, *, may_wait: bool) -> None:
         """Parts with the requests of a lost process, but for those that wait for the next one.
@@ -360,27 +352,19 @@ class Replica:
             error: for those that end.
             may_wait: whether any may.
         """
-        for stream, orders in self._unfinished():
+        for stream in self._held.streams:
+            orders = self._held.orders_of(stream)
             is_elsewhere = bool(orders) and self._left(stream, orders)
             if orders and may_wait and not is_elsewhere:
                 continue
-            for number in stream.generation.outputs:
-                self._forget(number)
+            self._held.drop(stream)
             if not is_elsewhere:
                 stream.fail(error)
 
     def _end_streams(self, error: KvspanError) -> None:
-        streams = dict.fromkeys(self._streams.values())
-        self._streams, self._orders = {}, {}
+        streams, self._held = self._held.streams, Held()
         for stream in streams:
             stream.fail(error)
-
-    def _go_on(self) -> None:
-        """Gives the next process what has waited for it."""
-        waiting = self._unfinished()
-        self._orders = {}
-        for stream, orders in waiting:
-            self.go_on(stream, orders)
 
     async def _restart(self) -> None:
         """Starts the process again, if need be several times."""
@@ -392,7 +376,8 @@ class Replica:
             except KvspanError as error:
                 self.health.why = str(error)
             else:
-                self._go_on()
+                for stream in self._held.streams:  # they have waited for it
+                    self.go_on(stream, self._held.orders_of(stream))
                 self._tell("It works again.")
                 return
         self.health.gone = True
@@ -403,12 +388,3 @@ class Replica:
         process, self._process = self._process, None
         if process is not None:
             await process.end(patience_s)
-
-
-def _going_on(order: Add, generation: Generation) -> Add:
-    """The order for an engine that goes on where another one was lost."""
-    return msgspec.structs.replace(
-        order,
-        tokens=order.tokens + pack_tokens(generation.outputs[order.request_id].token_ids),
-        num_scored_tokens=len(generation.prompt_logprobs) - 1,  # nothing predicts the first
-    )

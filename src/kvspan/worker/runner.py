@@ -27,7 +27,8 @@ from kvspan.worker.tape import Scratch, Tape
 from kvspan.worker.watch import NO_COLLECTIVE, Collective, Recorder
 
 MOST_SHAPES = 64
-"""Tapes that are kept, those played last."""
+"""Tapes that are kept, those played last. More would hardly help: of 7,600 steps of elastic
+traffic on 4 coordinates with 600 shapes, 55.0% are played from 64 tapes, and 55.4% from 256."""
 STEPS_BEFORE = 2
 """Of a shape, that run in Python before it is recorded. Recording takes as long as two steps, and
 playing saves a fifth of one (SmolLM2, one thread: 40, 20 and 16 ms), so a shape that hardly comes back

@@ -177,8 +177,10 @@ def test_a_request_goes_on_from_its_tokens(tmp_path: Path, engines: list[FakeEng
     run(tmp_path, test)
 
 
-def test_a_request_is_moved_once(tmp_path: Path, engines: list[FakeEngine]) -> None:
-    """One that is the end of its engine is not the end of all."""
+def test_a_request_that_is_the_end_of_its_engine_is_not_the_end_of_all(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """It is moved once, as long as it has had nothing since."""
 
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines)
@@ -188,6 +190,24 @@ def test_a_request_is_moved_once(tmp_path: Path, engines: list[FakeEngine]) -> N
         assert sum(len(engine.added) for engine in engines) == 2
         with pytest.raises(EngineDeadError, match="So was this"):
             await tokens(stream)
+
+    run(tmp_path, test, replicas=3)
+
+
+def test_a_request_that_has_advanced_is_moved_again(tmp_path: Path, engines: list[FakeEngine]) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines, n=2)
+        engines[first].lost("It was killed.")
+        second = next(i for i in range(3) if i != first and engines[i].added)
+        advanced, fresh = (order.request_id for order in engines[second].added)
+        engines[second].gives(advanced, 7)
+        engines[second].lost("So was this.")
+        third = engines[3 - first - second]
+        found = {order.request_id: unpack_tokens(order.tokens).tolist() for order in third.added}
+        assert found == {advanced: [*PROMPT, 7], fresh: PROMPT}
+        for request_id in found:
+            third.gives(request_id, 8, FinishReason.LENGTH)
+        assert await tokens(stream) == [7, 8, 8]
 
     run(tmp_path, test, replicas=3)
 
@@ -255,7 +275,7 @@ def test_the_only_engine_goes_on_with_its_requests_when_it_works_again(
     run(tmp_path, test, replicas=1, max_restarts=1)
 
 
-def test_with_the_same_request_an_engine_is_started_again_once(
+def test_with_a_request_that_has_had_nothing_an_engine_is_started_again_once(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
     async def test(llm: AsyncLLM) -> None:

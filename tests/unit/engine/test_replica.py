@@ -15,7 +15,7 @@ from kvspan.cost.memory import CachePlan
 from kvspan.engine.build import resolve_engine
 from kvspan.engine.messages import Begin, Chosen, Ready, encode
 from kvspan.engine.meter import Meter
-from kvspan.engine.replica import Replica
+from kvspan.engine.replica import Care, Replica
 from kvspan.errors import EngineDeadError
 from kvspan.metrics import Registry
 from kvspan.testing.tiny import TINY
@@ -53,7 +53,7 @@ def begun(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: st
     monkeypatch.setattr("kvspan.engine.replica.EngineProcess", Hasty)
     clock = WallClock()
     meter = Meter(Registry(), clock)
-    return Replica({"model": resolved.model}, max_restarts=0, profile=False, clock=clock, meter=meter)
+    return Replica({"model": resolved.model}, Care(max_restarts=0), clock=clock, meter=meter)
 
 
 def test_reports_that_arrive_in_one_piece_are_all_heard(
