@@ -15,10 +15,12 @@ from typing import cast
 from kvspan.clock import Clock
 from kvspan.engine.heartbeat import BEAT_S, Listener
 from kvspan.engine.messages import Order, encode
-from kvspan.executor.crew import Inbox
+from kvspan.executor.crew import Inbox, ending_of
 from kvspan.worker.messages import LENGTH
 
 _BUFFER_BYTES = 1 << 21
+_ENDS_S = 0.1
+"""That a process may take to end when it has hung up; the event loop waits for it."""
 
 
 class EngineProcess(asyncio.Protocol):
@@ -44,7 +46,7 @@ class EngineProcess(asyncio.Protocol):
         self._heard, self._lost = heard, lost
         self._inbox = Inbox()
         self._transport: asyncio.WriteTransport | None = None
-        self._why_lost = "The engine's process has ended."
+        self._why_lost = ""
         self._check: asyncio.TimerHandle | None = None
         self._sock, theirs = socket.socketpair()
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
@@ -112,7 +114,14 @@ class EngineProcess(asyncio.Protocol):
         assert self._check is not None, "it was connected"
         self._check.cancel()
         self._let_go()
-        self._lost(self._why_lost)
+        self._lost(self._why_lost or self._ending())
+
+    def _ending(self) -> str:
+        """How it has ended; it does within a moment of hanging up."""
+        try:
+            return f"The engine's process {ending_of(self._process.wait(_ENDS_S))}."
+        except subprocess.TimeoutExpired:
+            return "The engine's process has hung up."
 
     def _let_go(self) -> None:
         """Closes what the engine watches."""

@@ -312,11 +312,19 @@ def _how_it_ended(rank: _Rank) -> str:
     who = f"rank {rank.child.rank}"
     if rank.exit_code is None:
         return f"{who} went down with its fork-server"
-    if rank.exit_code >= 0:
-        return f"{who} ended with exit code {rank.exit_code}"
-    number = -rank.exit_code
-    hint = ", as the kernel does when memory runs out" if number == signal.SIGKILL else ""
-    return f"{who} was killed by signal {number} ({signal.strsignal(number)}){hint}"
+    return f"{who} {ending_of(rank.exit_code)}"
+
+
+def ending_of(exit_code: int) -> str:
+    """How a process has ended, to follow its name.
+
+    Args:
+        exit_code: of it; of one that a signal has killed, the signal's number below 0.
+    """
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    hint = ", as the kernel does when memory runs out" if exit_code == -signal.SIGKILL else ""
+    return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)}){hint}"
 
 
 def _complaint(failed: Failed) -> str:
