@@ -6,7 +6,9 @@ the machine's speed, and by bytes if there are none. Measures nothing.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
+from typing import Self
 
 import msgspec
 
@@ -89,7 +91,7 @@ def resolve(
         pcp_size=asked.prefill_context_parallel_size,
     )
     mode = check_layout(topology, model.heads)
-    chosen = _choose(asked, model, machine, topology, mode)
+    chosen = _choose(_Given.of(asked, model, machine, topology, mode))
     return Resolved(
         model=asked.model,
         tokenizer=asked.tokenizer or asked.model,
@@ -163,86 +165,124 @@ class _Choices:
         return {name: choice.why for name, choice in vars(self).items() if choice.why is not None}
 
 
-def _choose(
-    asked: EngineConfig, model: ModelConfig, machine: Machine, topology: Topology, mode: LayoutMode
-) -> _Choices:
-    device = _choose_device(asked, machine, topology.world_size)
-    dtype = _choose_dtype(asked, model, device.value)
-    dtype_bytes = DTYPE_BYTES[dtype.value]
-    comm, kv_dtype = _choose_comm(asked, machine, device.value), _choose_kv_dtype(asked, dtype.value)
-    timed = None
-    if machine.facts is not None and device.value == "cuda":
-        kv_bytes = KV_DTYPE_BYTES[kv_dtype.value]
-        timed = Timed.of(model, machine.facts, topology, kv_dtype_bytes=kv_bytes)
-    exchange = choose_exchange(asked, model, topology, dtype_bytes, timed)
-    replicate_q = queries_at_home(asked, model, topology, dtype_bytes) or choose_queries(
-        asked, model, topology, mode, dtype_bytes, exchange.value, timed
-    )
-    max_model_len = _choose_max_model_len(asked, model)
+@dataclass(frozen=True)
+class _Given:
+    """What is asked, and what ranks compute on, speak through and compute in: the rest follows."""
+
+    asked: EngineConfig
+    model: ModelConfig
+    machine: Machine
+    topology: Topology
+    mode: LayoutMode
+    device: Choice[str]
+    comm: Choice[str]
+    dtype: Choice[str]
+    kv_dtype: Choice[str]
+
+    @classmethod
+    def of(
+        cls,
+        asked: EngineConfig,
+        model: ModelConfig,
+        machine: Machine,
+        topology: Topology,
+        mode: LayoutMode,
+    ) -> Self:
+        device = _choose_device(asked, machine, topology.world_size)
+        comm = _choose_comm(asked, machine, device.value)
+        dtype = _choose_dtype(asked, model, device.value)
+        kv_dtype = _choose_kv_dtype(asked, dtype.value)
+        return cls(asked, model, machine, topology, mode, device, comm, dtype, kv_dtype)
+
+    @property
+    def sizes(self) -> tuple[EngineConfig, ModelConfig, Topology]:
+        return self.asked, self.model, self.topology
+
+    @property
+    def dtype_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype.value]
+
+    @cached_property
+    def timed(self) -> Timed | None:
+        """What takes how long, where that is known."""
+        if self.machine.facts is None or self.device.value != "cuda":
+            return None
+        kv_bytes = KV_DTYPE_BYTES[self.kv_dtype.value]
+        return Timed.of(self.model, self.machine.facts, self.topology, kv_dtype_bytes=kv_bytes)
+
+
+def _choose(given: _Given) -> _Choices:
+    asked, sizes, dtype_bytes = given.asked, given.sizes, given.dtype_bytes
+    device, comm, world_size = given.device.value, given.comm.value, given.topology.world_size
+    interleave = _choose_interleave(asked, given.topology)
+    exchange = choose_exchange(*sizes, dtype_bytes, given.timed)
+    replicate_q = _choose_queries(given, exchange.value)
+    max_model_len = _choose_max_model_len(asked, given.model)
     batched_tokens = _choose_batched_tokens(asked, max_model_len.value)
-    interleave = _choose_interleave(asked, topology)
-    num_threads = _choose_threads(asked, machine, topology.world_size)
+    num_threads = _choose_threads(asked, given.machine, world_size)
     return _Choices(
         interleave=interleave,
         exchange=exchange,
         replicate_q=replicate_q,
-        span_threshold=choose_span(
-            asked,
-            model,
-            topology,
-            interleave=interleave.value,
-            comm=comm.value,
-            device=device.value,
-            kv_dtype_bytes=KV_DTYPE_BYTES[kv_dtype.value],
-            timed=timed,
-        ),
-        spread_every=choose_spread_every(
-            asked,
-            model,
-            topology,
-            comm=comm.value,
-            device=device.value,
-            dtype_bytes=dtype_bytes,
-        ),
+        span_threshold=_choose_span(given, interleave.value),
+        spread_every=choose_spread_every(*sizes, comm=comm, device=device, dtype_bytes=dtype_bytes),
         prefill_strategy=choose_prefill(
-            asked,
-            model,
-            topology,
-            exchange=exchange.value,
-            replicate_q=replicate_q.value,
-            dtype_bytes=dtype_bytes,
+            *sizes, exchange=exchange.value, replicate_q=replicate_q.value, dtype_bytes=dtype_bytes
         ),
-        split_tokens=choose_split(
-            topology.pcp_size,
-            None if timed is None else timed.device.rates_of(topology.world_size, played=False),
-        ),
-        alone_tokens=choose_alone(asked, model, topology, comm=comm.value, device=device.value),
-        together_tokens=choose_together(
-            model,
-            topology,
-            Pace(MULTIPLIED_FLOPS[device.value], EXCHANGE_S[comm.value], GATHERED_BYTES_S[comm.value])
-            if timed is None
-            else Pace.of_device(timed.device, topology),
-            dtype_bytes=dtype_bytes,
-        ),
-        device=device,
-        comm=comm,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
+        split_tokens=_choose_split(given),
+        alone_tokens=choose_alone(*sizes, comm=comm, device=device),
+        together_tokens=_choose_together(given),
+        device=given.device,
+        comm=given.comm,
+        dtype=given.dtype,
+        kv_dtype=given.kv_dtype,
         max_model_len=max_model_len,
         max_num_batched_tokens=batched_tokens,
         mixed_chunk_size=_choose_mixed_chunk(
             asked,
-            model,
-            device.value,
-            num_threads=num_threads.value * topology.world_size,
+            given.model,
+            device,
+            num_threads=num_threads.value * world_size,
             batched_tokens=batched_tokens.value,
         ),
         max_num_seqs=_choose_num_seqs(asked, batched_tokens.value),
-        executor=_choose_executor(asked, topology.world_size),
+        executor=_choose_executor(asked, world_size),
         num_threads=num_threads,
-        kv_fraction=_choose_fraction(asked, device.value),
+        kv_fraction=_choose_fraction(asked, device),
     )
+
+
+def _choose_queries(given: _Given, exchange: str) -> Choice[bool]:
+    return queries_at_home(*given.sizes, given.dtype_bytes) or choose_queries(
+        *given.sizes, given.mode, given.dtype_bytes, exchange, given.timed
+    )
+
+
+def _choose_span(given: _Given, interleave: int) -> Choice[int]:
+    return choose_span(
+        *given.sizes,
+        interleave=interleave,
+        comm=given.comm.value,
+        device=given.device.value,
+        kv_dtype_bytes=KV_DTYPE_BYTES[given.kv_dtype.value],
+        timed=given.timed,
+    )
+
+
+def _choose_split(given: _Given) -> Choice[int]:
+    topology, timed = given.topology, given.timed
+    rates = None if timed is None else timed.device.rates_of(topology.world_size, played=False)
+    return choose_split(topology.pcp_size, rates)
+
+
+def _choose_together(given: _Given) -> Choice[int]:
+    device, comm, topology = given.device.value, given.comm.value, given.topology
+    pace = (
+        Pace(MULTIPLIED_FLOPS[device], EXCHANGE_S[comm], GATHERED_BYTES_S[comm])
+        if given.timed is None
+        else Pace.of_device(given.timed.device, topology)
+    )
+    return choose_together(given.model, topology, pace, dtype_bytes=given.dtype_bytes)
 
 
 def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:
