@@ -1,5 +1,6 @@
 """A request whose engine was lost goes on at another one with the tokens that it would have had."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 
 from kvspan import LLM, SamplingParams
 from kvspan.engine.events import Event
+from kvspan.engine.messages import Add
+from kvspan.step import pack_tokens
 from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
 from kvspan.testing.tiny import TINY
 from tests.conftest import SEED
 from tests.layouts.engines import engine
 
+NUMBERS = itertools.count()
 PROMPT = [9, 40, 77, 5, 121, 33, 64, 18, 200, 90, 11]
 WISHES = {
     "greedy": SamplingParams(temperature=0, max_tokens=12, ignore_eos=True),
@@ -38,7 +42,9 @@ def events(
     llm: LLM, params: SamplingParams, *, output: Sequence[int] = (), num_scored_tokens: int = 0
 ) -> list[Event]:
     core, found = llm.engine.core, []
-    core.add(PROMPT, params, seed=3, output=output, num_scored_tokens=num_scored_tokens)
+    tokens = pack_tokens([*PROMPT, *output])
+    order = Add(next(NUMBERS), tokens, len(PROMPT), params, seed=3, num_scored_tokens=num_scored_tokens)
+    core.take(order)
     while core.has_work:
         found += core.step()
         core.check()

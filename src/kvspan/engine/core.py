@@ -19,13 +19,14 @@ from kvspan.engine.checks import check_length, check_request
 from kvspan.engine.counter import StepCounter
 from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.forms import Forms
+from kvspan.engine.messages import Add
 from kvspan.engine.snapshot import Snapshot, look
 from kvspan.errors import EngineDeadError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.scheduler import Progress, Scheduler, SchedulerConfig
 from kvspan.sequence import SequenceState
-from kvspan.step import CountedTokens, Executor, Fill
+from kvspan.step import CountedTokens, Executor, Fill, pack_tokens, unpack_tokens
 
 
 class EngineCore:
@@ -104,30 +105,13 @@ class EngineCore:
         check_request(self.resolved, prompt, params)
         self._forms.check(params)
 
-    def add(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        *,
-        seed: int,
-        cache_salt: str = "",
-        priority: int = 0,
-        request_id: int | None = None,
-        output: Sequence[int] = (),
-        num_scored_tokens: int = 0,
-    ) -> int:
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, seed: int) -> int:
         """Queues a request for one output.
 
         Args:
             prompt: token ids.
             params: how tokens are chosen; `n` is the caller's affair.
             seed: of its random stream.
-            cache_salt: prefixes are shared only with requests of the same salt.
-            priority: the lower value runs first, and is preempted last.
-            request_id: the engine's number for it, its own; the lower, the earlier its turn. None = the
-                next one.
-            output: tokens that another engine has given it, if it goes on here.
-            num_scored_tokens: prompt positions whose log-probabilities that one has given.
 
         Returns:
             The engine's number for it.
@@ -135,23 +119,36 @@ class EngineCore:
         Raises:
             RequestError: it can never run.
         """
-        self.check_request(prompt, params)
-        if request_id is None:
-            request_id = self._next_id
-        params = self._forms.begin(request_id, params)
+        return self.take(Add(self._next_id, pack_tokens(prompt), len(prompt), params, seed))
+
+    def take(self, order: Add) -> int:
+        """Queues what a server orders: a request for one output, which another engine may have begun.
+
+        Args:
+            order: with a number that no other request of this engine has had.
+
+        Returns:
+            That number.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        tokens = unpack_tokens(order.tokens).tolist()
+        prompt, output = tokens[: order.num_prompt_tokens], tokens[order.num_prompt_tokens :]
+        self.check_request(prompt, order.params)
+        params = self._forms.begin(order.request_id, order.params)
         for token_id in output:
-            self._forms.accept(request_id, token_id)
-        tokens = [*prompt, *output]
+            self._forms.accept(order.request_id, token_id)
         state = SequenceState(
-            request_id=request_id,
+            request_id=order.request_id,
             tokens=tokens,
             num_prompt_tokens=len(prompt),
             params=params,
-            seed=seed,
-            keys=self._keys.keys(tokens, cache_salt=cache_salt),
-            priority=priority,
+            seed=order.seed,
+            keys=self._keys.keys(tokens, cache_salt=order.cache_salt),
+            priority=order.priority,
         )
-        state.num_scored_tokens = num_scored_tokens
+        state.num_scored_tokens = order.num_scored_tokens
         return self._queue(state)
 
     def add_counted(self, num_tokens: int, params: SamplingParams, *, keys: UnitKeys) -> int:

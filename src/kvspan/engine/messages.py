@@ -49,8 +49,8 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=True):
     num_prompt_tokens: int
     params: SamplingParams
     seed: int
-    cache_salt: str
-    priority: int
+    cache_salt: str = ""
+    priority: int = 0
     num_scored_tokens: int = 0
 
 

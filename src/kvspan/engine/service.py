@@ -49,7 +49,7 @@ from kvspan.errors import EngineDeadError, KvspanError, LateError
 from kvspan.executor.crew import Inbox
 from kvspan.executor.zygote import tie_to_parent
 from kvspan.sampling.grammar import Grammars
-from kvspan.step import MeasuredExecutor, TimedSpan, unpack_tokens
+from kvspan.step import MeasuredExecutor, TimedSpan
 from kvspan.worker.loop import TOLD_ERRORS
 from kvspan.worker.messages import LENGTH
 
@@ -245,17 +245,7 @@ class Service:
     def _obey(self, order: Order) -> None:
         match order:
             case Add():
-                tokens = unpack_tokens(order.tokens).tolist()
-                self._core.add(
-                    tokens[: order.num_prompt_tokens],
-                    order.params,
-                    output=tokens[order.num_prompt_tokens :],
-                    num_scored_tokens=order.num_scored_tokens,
-                    seed=order.seed,
-                    cache_salt=order.cache_salt,
-                    priority=order.priority,
-                    request_id=order.request_id,
-                )
+                self._core.take(order)
             case Look():
                 self._link.tell(Seen(self._core.look(), self._core.stats))
             case Abort():
