@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kvspan import SamplingParams
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import Forward, ForwardCase, forward
@@ -14,6 +15,7 @@ from kvspan.testing.tiny import tiny_deepseek_v3
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
+from tests.layouts.engines import engine, generate
 
 LENGTHS = (1, 2, 5, 7, 8, 9, 33, 150)
 SIZES = [
@@ -141,3 +143,20 @@ def test_over_shared_memory(kv_dtype: torch.dtype | None, model: Path) -> None:
     threads = run(model, replace(case, together_tokens=NEVER))
     shared = run(model, replace(case, together_tokens=1, shared_memory=True))
     assert_same(shared, threads)
+
+
+@pytest.mark.parametrize("dcp", [1, 2])
+def test_a_prompt_before_one_whose_prefix_is_there(dcp: int, model: Path) -> None:
+    """In one step keys come to the rows of the first, and the few rows of the other ask for theirs."""
+    fresh, known = [[(i + n) % 190 for i in range(90)] for n in (3, 40)]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+    def tokens(**options: object) -> list[list[int]]:
+        with engine(model, **options) as llm:
+            generate(llm, [known], params)
+            both = generate(llm, [fresh, [*known, 7]], params)
+            assert both[1].num_cached_tokens >= 80
+            return [list(generation.first.token_ids) for generation in both]
+
+    layout = {"prefill_context_parallel_size": 2, "decode_context_parallel_size": dcp}
+    assert tokens(**layout) == tokens()

@@ -130,11 +130,13 @@ def _asking(
     travelling = [[p for p in its if not gathered[p.row]] for its in shares.travelling]
     own, num_travelling = shares.own_parts, shares.row_sizes[shares.own]
     does_travel = np.arange(own.num_tokens) < num_travelling
+    asks = does_travel & ~gathered[own.row]  # of those that travel; the others' keys come to them
     if not shares.is_spread:
-        local, is_local, travelling = travelling[shares.own], does_travel, [[] for _ in travelling]
+        local, travelling = travelling[shares.own], [[] for _ in travelling]
+        spread, is_local = np.zeros_like(asks), asks
     else:
-        local, is_local = [*shares.local_parts], ~does_travel
-    spread = does_travel & ~is_local & ~gathered[own.row]
+        local = [*shares.local_parts]
+        spread, is_local = asks, ~does_travel
     asking = (
         Asking(
             row_numbers(np.flatnonzero(spread), device),
