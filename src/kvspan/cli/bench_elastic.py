@@ -126,7 +126,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     ):
         if value is not None and value < least:
             raise ConfigError(f"{flag} {value} is too small: {least} or more.")
-    if arguments.duration <= 0:
+    if not arguments.duration > 0:  # nor is nan
         raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
     rate = arguments.request_rate
     if rate is not None and not 0 < rate < float("inf"):

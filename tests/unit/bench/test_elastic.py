@@ -159,6 +159,7 @@ def test_a_plan_asks_in_a_closed_loop_or_at_the_times_of_a_trace() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
+        (["--duration", "nan"], "--duration nan must be more than 0"),
         (["--request-rate", "0"], "--request-rate 0 must be a number"),
         (["--trace", "long"], "--trace long is not one of"),
         (["--context", "x"], "--context x"),
