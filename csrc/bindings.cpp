@@ -1,5 +1,7 @@
-// The border to Python, which hands over addresses, sizes and strides; nothing else here knows Python.
-#include <nanobind/nanobind.h>
+// The border to Python, which hands over addresses, sizes and strides; nothing but the files of this name
+// knows Python.
+#include "bindings.h"
+
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -12,7 +14,6 @@
 #include "attention.h"
 #include "best.h"
 #include "draw.h"
-#include "exchange.h"
 #include "isa.h"
 #include "pages.h"
 #include "reduce.h"
@@ -23,11 +24,6 @@ namespace nb = nanobind;
 using namespace kvspan;
 
 namespace {
-
-template <class T>
-T* at(std::uintptr_t address) {
-    return reinterpret_cast<T*>(address);
-}
 
 // A linear layer's weight and bias, bound to the kernel that reads them.
 class LinearLayer {
@@ -120,16 +116,6 @@ private:
     Weights weights_;
 };
 
-// Five numbers each: the address of row numbers or 0, the first row, rows, the first column, columns.
-std::vector<Piece> pieces_of(const Sizes& numbers) {
-    std::vector<Piece> pieces;
-    for (std::size_t i = 0; i + 5 <= numbers.size(); i += 5) {
-        const auto* n = &numbers[i];
-        pieces.push_back({at<const std::int64_t>(n[0]), n[1], n[2], n[3], n[4]});
-    }
-    return pieces;
-}
-
 // Each head's matrix.
 std::vector<Memory> matrices(const HeadProduct& call, int rows, Dtype dtype) {
     const std::int64_t element = bytes_of(dtype);
@@ -180,8 +166,6 @@ NB_MODULE(_native, m) {
         prefer_huge_pages(at<void>(memory), size);
     });
 
-    using Address = std::uintptr_t;
-    using Size = std::int64_t;
     // clang-format off
     m.def("attend", [](Isa isa, Dtype dtype, Dtype stored, int threads, float scale,
                        Address query, Size query_row, Size query_head,
@@ -420,6 +404,9 @@ NB_MODULE(_native, m) {
         nb::gil_scoped_release others_may_run;
         made(Work::linear, [=] { find_best(call, threads); });
     });
+
+    bind_experts(m);
+    bind_shares(m);
 
     nb::class_<DrawWeights>(m, "DrawWeights")
         .def(nb::init<Address, Size, Size, Size, Address, Address, Address>())

@@ -94,6 +94,6 @@ std::vector<Isa> isas() {
 int main() {
     using namespace kvspan::check;
     return check_attention() + check_linear() + check_rows() + check_moves() + check_store() +
-               check_exchange() + check_parallel() >
+               check_exchange() + check_parallel() + check_experts() >
            0;
 }

@@ -71,5 +71,6 @@ int check_moves();
 int check_store();
 int check_parallel();
 int check_exchange();
+int check_experts();
 
 }  // namespace kvspan::check

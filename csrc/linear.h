@@ -25,6 +25,7 @@ struct Linear {
     int panel_outputs() const { return gated ? LINEAR_PANEL / 2 : LINEAR_PANEL; }
     std::int64_t pairs() const { return (inputs + 1) / 2; }
     std::int64_t panels() const { return (outputs + panel_outputs() - 1) / panel_outputs(); }
+    std::int64_t panel_bytes() const { return panel_pairs * LINEAR_PANEL * 4; }  // from a panel to the next
 };
 
 // The outputs of one panel for some rows.

@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from kvspan.attention.merge import shard_weights, weighted_sum
+from kvspan.attention.shares import rounded, share_of
 from kvspan.comm.group import Group, Pending, Piece
+from kvspan.comm.pieces import plan_pieces
 from kvspan.topology import Span
 
 LSE_BYTES = 4
@@ -101,16 +103,13 @@ class GatherScatter:
 
     def start(self, out: Tensor, lse: Tensor, pieces: Sequence[Piece]) -> Pending[Tensor]:
         """See `Exchange.start`."""
-        rows = lse.shape[0]
-        gathered = self._group.all_gather(lse, [rows] * self._group.size).wait()
-        weights, _ = shard_weights(gathered.view(self._group.size, *lse.shape))
-        share = weighted_sum(out[None], weights[self._group.rank, ..., None][None])  # [R, H, D] float32
-        parts = [_part(share, piece).flatten() for piece in pieces]
-        mine = pieces[self._group.rank]
-        shape = (lse[mine.rows].shape[0], mine.columns.size)
+        rank, size, (num_rows, num_heads) = self._group.rank, self._group.size, lse.shape
+        gathered = self._group.all_gather(lse, [num_rows] * size).wait().view(size, num_rows, num_heads)
+        plan, dtype = plan_pieces(pieces, num_rows, out.shape[-1]), out.dtype
+        share = share_of(out, gathered, rank=rank, pieces=pieces)
         return _Then(
-            self._group.reduce_scatter(torch.cat(parts), [p.numel() for p in parts]),
-            lambda flat: flat.view(shape).to(out.dtype),
+            self._group.reduce_scatter(share, plan.sizes),
+            lambda total: rounded(total, dtype).view(plan.shapes[rank]),
         )
 
 

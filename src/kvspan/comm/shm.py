@@ -8,8 +8,7 @@ group's next one begins: a group has one under way at a time.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -18,13 +17,13 @@ from torch import Tensor
 
 from kvspan.comm.group import Group, Piece
 from kvspan.comm.local import solo
+from kvspan.comm.pieces import plan_pieces
 from kvspan.comm.rendezvous import share_file
 from kvspan.comm.sums import sum_in_order
 from kvspan.native import extension
 
 T = TypeVar("T")
 
-_LSE_BYTES = 4
 SLOT_BYTES = 512 << 10
 """What a rank can say in a round; longer messages take several. Two of these a rank fit in its cache."""
 
@@ -195,7 +194,7 @@ class ShmGroup:
     ) -> _UnderWay[Tensor] | None:
         """Writes partials where the others read and merge them, each its piece, in one round."""
         num_rows, num_heads, head_dim = out.shape
-        plan = _plan_merge(tuple(pieces), num_rows, head_dim)
+        plan = plan_pieces(pieces, num_rows, head_dim)
         dtype = self._summed.get(out.dtype)
         if dtype is None or plan.row_bytes(out.itemsize) > self._share_bytes:
             return None
@@ -251,51 +250,6 @@ class ShmGroup:
             every.data_ptr(),
         )
         return self._began(lambda: sum_in_order(every.unbind()), x, every)
-
-
-@dataclass(frozen=True, slots=True)
-class _MergePlan:
-    """What does not change from layer to layer and step to step while pieces are the same.
-
-    Args:
-        alive: what `numbers` has addresses of.
-        numbers: the pieces as the native exchange takes them.
-        shapes: of each piece, rows and columns.
-        most_columns, most_heads: of the widest row that a rank is sent.
-    """
-
-    alive: list[Tensor | slice]
-    numbers: list[int]
-    shapes: list[tuple[int, int]]
-    most_columns: int
-    most_heads: int
-
-    def row_bytes(self, itemsize: int) -> int:
-        """Bytes of the widest row, its LSEs included, rounded up to whole floats."""
-        return self.most_columns * itemsize + (self.most_heads + 1) * _LSE_BYTES
-
-
-@lru_cache(maxsize=1024)
-def _plan_merge(pieces: tuple[Piece, ...], num_rows: int, head_dim: int) -> _MergePlan:
-    chosen = [p.rows if isinstance(p.rows, slice) else p.rows.contiguous() for p in pieces]
-    rows = [_row_numbers(each, num_rows) for each in chosen]
-    columns = [(piece.columns.start, piece.columns.size) for piece in pieces]
-    return _MergePlan(
-        alive=chosen,
-        numbers=[n for its_rows, its in zip(rows, columns, strict=True) for n in (*its_rows, *its)],
-        shapes=[(count, size) for (_, _, count), (_, size) in zip(rows, columns, strict=True)],
-        most_columns=max(size for _, size in columns),
-        most_heads=max(piece.heads(head_dim).size for piece in pieces),
-    )
-
-
-def _row_numbers(rows: slice | Tensor, num_rows: int) -> tuple[int, int, int]:
-    """The address of row numbers or 0 for consecutive ones, the first row, how many."""
-    if isinstance(rows, Tensor):
-        return rows.data_ptr(), 0, len(rows)
-    first, stop, step = rows.indices(num_rows)
-    assert step == 1, "a slice of rows has no gaps"
-    return 0, first, max(stop - first, 0)
 
 
 def _check_rows(x: Tensor, rows: int) -> None:

@@ -4,28 +4,20 @@ Calls of a step that is played follow one another; of one that Python runs, each
 decides by what it has recorded; this says what that will be. Knows no times.
 """
 
-from kvspan.config.model import ModelConfig
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import StepWork
-from kvspan.topology import Topology
 
 MOST_ROWS = 128
 """Of a step that is recorded: beyond it Python's share of a step is not worth the memory."""
 
 
-def can_be_played(
-    model: ModelConfig, topology: Topology, *, dtypes: WeightDtypes, exchange: str
-) -> bool:
-    """Whether layers are native calls throughout: no experts, bf16 weights, partials that meet at once.
+def can_be_played(dtypes: WeightDtypes) -> bool:
+    """Whether layers are native calls throughout: of weights in bf16.
 
     Args:
-        model: sizes.
-        topology: a legal layout.
         dtypes: of the weights.
-        exchange: how partial results meet.
     """
-    meets_natively = topology.dcp_size == 1 or exchange == "a2a"
-    return model.moe is None and dtypes.linear == "bf16" and meets_natively
+    return dtypes.linear == "bf16"
 
 
 def is_played(work: StepWork) -> bool:

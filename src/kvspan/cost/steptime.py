@@ -123,9 +123,7 @@ class StepCost:
             expert_parallel=on.expert_parallel,
             ranks_are_homes=ranks_are_homes,
         )
-        self._played = not in_python and can_be_played(
-            model, topology, dtypes=on.dtypes, exchange=on.exchange
-        )
+        self._played = not in_python and can_be_played(on.dtypes)
         self._in_python = (
             StepCost(on, ranks_are_homes=ranks_are_homes, in_python=True) if self._played else self
         )

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from kvspan.attention.kv_store import CacheStore
 from kvspan.config.model import ModelConfig
 from kvspan.layers.embedding import VocabEmbedding
+from kvspan.layers.experts import Experts
 from kvspan.layers.linear import Matrix, PlainMatrix, pack
 from kvspan.layers.logits import Logits
 from kvspan.layers.mlp import GatedMLP
-from kvspan.layers.moe import Experts, MoE
+from kvspan.layers.moe import MoE
 from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, sliced, whole
 from kvspan.layers.rotary import Rotary, Rotation
+from kvspan.layers.routing import Router
 from kvspan.models.base import Batch, RankContext
 
 _PREDICTION_JOINTS = (
@@ -136,7 +138,8 @@ class Decoder(nn.Module):
 
     def settle(self) -> None:
         """See `Model.settle`."""
-        pack([module for module in self.modules() if isinstance(module, Matrix | PlainMatrix | Experts)])
+        packable = Matrix | PlainMatrix | Experts | Router
+        pack([module for module in self.modules() if isinstance(module, packable)])
 
     def kv_stores(self) -> list[CacheStore]:
         """The cache of each layer."""

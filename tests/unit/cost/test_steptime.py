@@ -171,9 +171,9 @@ def host(*, in_python: bool) -> Device:
         ("Llama-3.1-70B", "a2a", "bf16", decode_work(4096, batch=129), False),
         ("Llama-3.1-70B", "a2a", "bf16", StepWork.of([(4096, 1), (0, 2)], num_sampled=2), False),
         ("Llama-3.1-70B", "a2a", "bf16", StepWork.of([(4096, 1), (63, 1)], num_sampled=1), True),
-        ("Llama-3.1-70B", "ag_rs", "bf16", decode_work(4096, batch=4), False),
+        ("Llama-3.1-70B", "ag_rs", "bf16", decode_work(4096, batch=4), True),
         ("Llama-3.1-70B", "a2a", "fp32", decode_work(4096, batch=4), False),
-        ("Qwen3-235B-A22B", "a2a", "bf16", decode_work(4096, batch=4), False),
+        ("Qwen3-235B-A22B", "a2a", "bf16", decode_work(4096, batch=4), True),
     ],
 )
 def test_facts_of_the_way_in_which_a_step_runs_are_asked_for(

@@ -9,8 +9,10 @@ from torch.nn import functional as F
 
 from kvspan.comm.local import LocalWorld, solo
 from kvspan.config.moe import MoeConfig
+from kvspan.layers.experts import Experts
 from kvspan.layers.linear import Storage
-from kvspan.layers.moe import Experts, MoE, Router, Routing
+from kvspan.layers.moe import MoE
+from kvspan.layers.routing import Router, Routing
 from kvspan.testing.ranks import CountingGroup, run_ranks
 from kvspan.topology import Span
 

@@ -1,0 +1,150 @@
+#include "experts.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "elements.h"
+#include "parallel.h"
+
+namespace kvspan {
+namespace {
+
+constexpr std::int64_t RUN_PANELS = 4;  // that are read in one run
+
+// Rows that go to one expert are neighbours among all choices of rows.
+struct Visited {
+    std::int64_t expert, first, rows;
+};
+
+// Choices of experts that are kept, expert by expert; of an expert, in order of rows.
+struct Plan {
+    std::vector<std::int64_t> choices;  // row * per_row + place
+    std::vector<Visited> experts;
+
+    Plan(const Experts& experts, const Visits& call) {
+        std::vector<std::int64_t> ends(experts.count + 1);
+        const std::int64_t size = call.rows * call.per_row;
+        const auto kept = [&](std::int64_t choice) {
+            const std::int64_t expert = call.chosen[choice] - experts.first;
+            return expert >= 0 && expert < experts.count ? expert : -1;
+        };
+        for (std::int64_t i = 0; i < size; ++i) {
+            if (kept(i) >= 0) ++ends[kept(i) + 1];
+        }
+        for (std::int64_t expert = 0; expert < experts.count; ++expert) {
+            const std::int64_t rows = ends[expert + 1];
+            if (rows > 0) this->experts.push_back({expert, ends[expert], rows});
+            ends[expert + 1] += ends[expert];
+        }
+        choices.resize(ends[experts.count]);
+        for (std::int64_t i = 0; i < size; ++i) {
+            if (kept(i) >= 0) choices[ends[kept(i)]++] = i;
+        }
+    }
+};
+
+void gather(const Experts& experts, const Visits& call, const Plan& plan) {
+    auto* to = static_cast<std::uint16_t*>(call.gathered);
+    for (const std::int64_t choice : plan.choices) {
+        const auto* from = static_cast<const std::uint16_t*>(call.x) + choice / call.per_row * call.row_stride;
+        to = std::copy_n(from, experts.hidden, to);
+    }
+}
+
+void make_inner(const Experts& experts, const Visits& call, const Plan& plan, int threads) {
+    const std::int64_t panels = experts.gate_up_of(0).panels();
+    const std::int64_t runs = (panels + RUN_PANELS - 1) / RUN_PANELS;
+    const auto visited = static_cast<std::int64_t>(plan.experts.size());
+    parallel_for(visited * runs, threads, [&](std::int64_t i) {
+        const Visited& its = plan.experts[i / runs];
+        Linear layer = experts.gate_up_of(its.expert);
+        layer.input = static_cast<const std::uint16_t*>(call.gathered) + its.first * experts.hidden;
+        layer.rows = its.rows;
+        layer.out = static_cast<std::uint16_t*>(call.inner) + its.first * experts.inner;
+        const std::int64_t first = i % runs * RUN_PANELS;
+        for (std::int64_t panel = first; panel < std::min(first + RUN_PANELS, panels); ++panel) {
+            experts.kernel(layer, {panel, 0, its.rows});
+        }
+    });
+}
+
+KVSPAN_CLONES void add_weighted(const float* from, std::int64_t size, float weight, float* to) {
+    for (std::int64_t k = 0; k < size; ++k) to[k] += weight * from[k];
+}
+
+KVSPAN_CLONES void add_shared(const std::uint16_t* shared, std::int64_t size, float weight, float* to) {
+    for (std::int64_t k = 0; k < size; ++k) to[k] += weight * AsBf16::widen(shared[k]);
+}
+
+KVSPAN_CLONES void round_all(const float* from, std::int64_t size, std::uint16_t* to) {
+    for (std::int64_t k = 0; k < size; ++k) to[k] = AsBf16::round(from[k]);
+}
+
+float share_of(const Visits& call, std::int64_t row) {
+    if (!call.gate) return 1.0f;
+    return 1.0f / (1.0f + std::exp(-AsBf16::widen(static_cast<const std::uint16_t*>(call.gate)[row])));
+}
+
+// A panel's outputs of all rows: what each expert makes of its rows, weighed and added up.
+void make_outputs(const Experts& experts, const Visits& call, const Plan& plan, std::int64_t panel) {
+    const std::int64_t column = panel * LINEAR_PANEL;
+    const std::int64_t width = std::min<std::int64_t>(LINEAR_PANEL, experts.hidden - column);
+    std::vector<float> sums(call.rows * width), made(call.rows * width);
+    for (const Visited& its : plan.experts) {
+        Linear layer = experts.down_of(its.expert);
+        layer.weight = static_cast<const std::uint32_t*>(layer.weight) +
+                       panel * layer.panel_pairs * LINEAR_PANEL;
+        layer.outputs = width;
+        layer.input = static_cast<const std::uint16_t*>(call.inner) + its.first * experts.inner;
+        layer.rows = its.rows;
+        layer.out = made.data();
+        experts.kernel(layer, {0, 0, its.rows});
+        for (std::int64_t i = 0; i < its.rows; ++i) {
+            const std::int64_t choice = plan.choices[its.first + i], row = choice / call.per_row;
+            add_weighted(made.data() + i * width, width, call.weights[choice], sums.data() + row * width);
+        }
+    }
+    for (std::int64_t row = 0; row < call.rows; ++row) {
+        float* const sum = sums.data() + row * width;
+        const std::int64_t at = row * experts.hidden + column;
+        if (call.shared) {
+            add_shared(static_cast<const std::uint16_t*>(call.shared) + at, width, share_of(call, row), sum);
+        }
+        round_all(sum, width, static_cast<std::uint16_t*>(call.out) + at);
+    }
+}
+
+}  // namespace
+
+Linear Experts::gate_up_of(std::int64_t expert) const {
+    Linear layer{};
+    layer.outputs = inner;
+    layer.inputs = layer.input_stride = hidden;
+    layer.panel_pairs = layer.pairs();
+    layer.gated = true;
+    layer.weight = gate_up + expert * layer.panel_bytes() * layer.panels();
+    return layer;
+}
+
+Linear Experts::down_of(std::int64_t expert) const {
+    Linear layer{};
+    layer.outputs = hidden;
+    layer.inputs = layer.input_stride = inner;
+    layer.panel_pairs = layer.pairs();
+    layer.wide = true;
+    layer.weight = down + expert * layer.panel_bytes() * layer.panels();
+    return layer;
+}
+
+void visit(const Experts& experts, const Visits& call, int threads) {
+    const Plan plan(experts, call);
+    gather(experts, call, plan);
+    make_inner(experts, call, plan, threads);
+    const std::int64_t panels = experts.down_of(0).panels();
+    parallel_for(panels, threads, [&](std::int64_t panel) { make_outputs(experts, call, plan, panel); });
+}
+
+}  // namespace kvspan
