@@ -13,51 +13,81 @@ namespace {
 
 constexpr int CALLS = 60;
 
-// Scores are of a few different logits, so that most are ties. 1 for each row that went elsewhere.
-int routing(Random& random, int threads) {
-    const int size = pick(random, 1, 9), groups = pick(random, 1, 5), experts = groups * size;
-    const int of_row = pick(random, 1, groups), counted = pick(random, 1, 3);
-    const std::int64_t rows = pick(random, 0, 20);
-    const int per_row = pick(random, 1, of_row * size);
-    const bool sigmoid = pick(random, 0, 1), normalise = pick(random, 0, 1);
-    std::vector<float> logits(rows * experts), bias(experts), weights(rows * per_row);
-    for (auto& x : logits) x = static_cast<float>(pick(random, -2, 2));
-    for (auto& x : bias) x = static_cast<float>(pick(random, -1, 1)) / 4;
-    std::vector<std::int64_t> chosen(rows * per_row);
-    find_experts({logits.data(), rows, experts, bias.data(), sigmoid, groups, of_row, counted, per_row,
-                  normalise, 2.5, chosen.data(), weights.data()},
-                 threads);
-    int wrong = 0;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        const float* its = &logits[row * experts];
-        double total = 0;
-        for (int i = 0; i < experts; ++i) total += std::exp(double{its[i]});
-        std::vector<float> scores(experts), ranked(experts);
-        for (int i = 0; i < experts; ++i) {
-            const double e = std::exp(double{its[i]});
-            scores[i] = static_cast<float>(sigmoid ? e / (1 + e) : e / total);
-            ranked[i] = scores[i] + bias[i];
+// A way to experts, and a row's as it is found by sorting: the first of equal ones stays the first.
+struct Way {
+    int size, groups, of_row, counted, per_row;
+    bool sigmoid, normalise;
+
+    explicit Way(Random& random)
+        : size(pick(random, 1, 9)),
+          groups(pick(random, 1, 5)),
+          of_row(pick(random, 1, groups)),
+          counted(pick(random, 1, 3)),
+          per_row(pick(random, 1, of_row * size)),
+          sigmoid(pick(random, 0, 1)),
+          normalise(pick(random, 0, 1)) {}
+
+    int experts() const { return groups * size; }
+
+    std::vector<float> scores(const float* logits) const {
+        std::vector<double> powers(experts());
+        for (int i = 0; i < experts(); ++i) powers[i] = std::exp(double{logits[i]});
+        const double total = std::accumulate(powers.begin(), powers.end(), 0.0);
+        std::vector<float> found;
+        for (const double power : powers) {
+            found.push_back(static_cast<float>(power / (sigmoid ? 1 + power : total)));
         }
+        return found;
+    }
+
+    std::vector<int> chosen(const std::vector<float>& ranked) const {
         std::vector<double> sums(groups);
         for (int group = 0; group < groups; ++group) {
             std::vector<float> best(ranked.begin() + group * size, ranked.begin() + (group + 1) * size);
             std::sort(best.rbegin(), best.rend());
             for (int i = 0; i < std::min(counted, size); ++i) sums[group] += best[i];
         }
-        std::vector<int> in_order(groups), found;
-        std::iota(in_order.begin(), in_order.end(), 0);
-        std::stable_sort(in_order.begin(), in_order.end(), [&](int a, int b) { return sums[a] > sums[b]; });
-        for (int i = 0; i < experts; ++i) {
-            const auto end = in_order.begin() + of_row;
-            if (std::find(in_order.begin(), end, i / size) != end) found.push_back(i);
+        const std::vector<int> best = in_order(sums);
+        std::vector<int> found;
+        for (const int expert : in_order(ranked)) {
+            const auto end = best.begin() + of_row;
+            if (std::find(best.begin(), end, expert / size) != end) found.push_back(expert);
         }
-        std::stable_sort(found.begin(), found.end(), [&](int a, int b) { return ranked[a] > ranked[b]; });
-        double divisor = 0;
-        for (int i = 0; i < per_row; ++i) divisor += scores[found[i]];
-        for (int i = 0; i < per_row; ++i) {
-            const std::int64_t at = row * per_row + i;
-            const double wanted = scores[found[i]] / (normalise ? divisor : 1.0) * 2.5;
-            wrong += chosen[at] != found[i] || std::abs(weights[at] / wanted - 1) > 1e-6;
+        return found;
+    }
+
+    template <class Value>
+    static std::vector<int> in_order(const std::vector<Value>& values) {
+        std::vector<int> order(values.size());
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return values[a] > values[b]; });
+        return order;
+    }
+};
+
+// Logits and biases are few different numbers, so that most scores are ties. How many choices are wrong.
+int wrong_choices(Random& random, int threads) {
+    const Way way(random);
+    const std::int64_t rows = pick(random, 0, 20);
+    std::vector<float> logits(rows * way.experts()), bias(way.experts()), weights(rows * way.per_row);
+    for (auto& x : logits) x = static_cast<float>(pick(random, -2, 2));
+    for (auto& x : bias) x = static_cast<float>(pick(random, -1, 1)) / 4;
+    std::vector<std::int64_t> chosen(rows * way.per_row);
+    find_experts({logits.data(), rows, way.experts(), bias.data(), way.sigmoid, way.groups, way.of_row,
+                  way.counted, way.per_row, way.normalise, 2.5, chosen.data(), weights.data()},
+                 threads);
+    int wrong = 0;
+    for (std::int64_t row = 0; row < rows; ++row) {
+        const std::vector<float> scores = way.scores(&logits[row * way.experts()]);
+        std::vector<float> ranked = scores;
+        for (int i = 0; i < way.experts(); ++i) ranked[i] += bias[i];
+        const std::vector<int> wanted = way.chosen(ranked);
+        double divisor = way.normalise ? 0 : 1;
+        for (int i = 0; i < way.per_row && way.normalise; ++i) divisor += scores[wanted[i]];
+        for (int i = 0; i < way.per_row; ++i) {
+            const std::int64_t at = row * way.per_row + i;
+            const double weight = scores[wanted[i]] / divisor * 2.5;
+            wrong += chosen[at] != wanted[i] || std::abs(weights[at] / weight - 1) > 1e-6;
         }
     }
     return wrong;
@@ -82,116 +112,167 @@ double dot(const float* a, const float* b, std::int64_t size) {
     return std::inner_product(a, a + size, b, 0.0);
 }
 
-double experts_error(Random& random, Isa isa, int threads) {
-    Experts experts{};
-    experts.first = pick(random, 0, 3), experts.count = pick(random, 1, 5);
-    experts.hidden = pick(random, 1, 90), experts.inner = pick(random, 1, 70);
-    experts.kernel = linear_kernel(isa);
-    const std::int64_t hidden = experts.hidden, inner = experts.inner, rows = pick(random, 0, 20);
-    const int all = static_cast<int>(experts.first + experts.count) + pick(random, 0, 3);
-    const int per_row = pick(random, 1, all);
-    const bool shared = pick(random, 0, 1), gated = shared && pick(random, 0, 1);
-    auto gate_up = numbers(random, experts.count * 2 * inner * hidden);
-    auto down = numbers(random, experts.count * hidden * inner);
-    for (auto& x : gate_up) x /= 16;  // exact, and results of about unit size
-    for (auto& x : down) x /= 16;
-    const std::int64_t stride = hidden + pick(random, 0, 3);
-    const auto x = numbers(random, rows == 0 ? 0 : (rows - 1) * stride + hidden);
-    const auto more = numbers(random, rows * hidden), gate = numbers(random, rows);
+// Experts of which some are kept, and rows for them.
+struct Mixture {
+    std::int64_t first, count, hidden, inner, rows, stride;
+    int per_row;
+    bool shared, gated;
+    std::vector<float> gate_up, down, x, more, gate, weights;
     std::vector<std::int64_t> chosen;
-    std::vector<float> weights;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        std::vector<std::int64_t> order(all);
+
+    explicit Mixture(Random& random)
+        : first(pick(random, 0, 3)),
+          count(pick(random, 1, 5)),
+          hidden(pick(random, 1, 90)),
+          inner(pick(random, 1, 70)),
+          rows(pick(random, 0, 20)),
+          stride(hidden + pick(random, 0, 3)),
+          shared(pick(random, 0, 1)),
+          gated(shared && pick(random, 0, 1)),
+          gate_up(numbers(random, count * 2 * inner * hidden)),
+          down(numbers(random, count * hidden * inner)),
+          x(numbers(random, rows == 0 ? 0 : (rows - 1) * stride + hidden)),
+          more(numbers(random, rows * hidden)),
+          gate(numbers(random, rows)) {
+        for (auto& weight : gate_up) weight /= 16;  // exact, and results of about unit size
+        for (auto& weight : down) weight /= 16;
+        std::vector<std::int64_t> order(first + count + pick(random, 0, 3));
         std::iota(order.begin(), order.end(), 0);
-        std::shuffle(order.begin(), order.end(), random);
-        chosen.insert(chosen.end(), order.begin(), order.begin() + per_row);
-        for (int i = 0; i < per_row; ++i) weights.push_back(number(random));
+        per_row = pick(random, 1, static_cast<int>(order.size()));
+        for (std::int64_t row = 0; row < rows; ++row) {
+            std::shuffle(order.begin(), order.end(), random);
+            chosen.insert(chosen.end(), order.begin(), order.begin() + per_row);
+        }
+        weights = numbers(random, rows * per_row);
     }
-    const Bytes in = encoded(x, Dtype::bf16), added = encoded(more, Dtype::bf16);
-    const Bytes of_gate = encoded(gate, Dtype::bf16);
-    const Bytes first = encoded(panels_of(gate_up, experts.count, experts.gate_up_of(0)), Dtype::bf16);
-    const Bytes second = encoded(panels_of(down, experts.count, experts.down_of(0)), Dtype::bf16);
-    experts.gate_up = reinterpret_cast<const std::byte*>(first.data());
-    experts.down = reinterpret_cast<const std::byte*>(second.data());
-    Bytes gathered(rows * per_row * hidden * 2), between(rows * per_row * inner * 2), out(rows * hidden * 2);
-    visit(experts,
-          {in.data(), rows, stride, chosen.data(), weights.data(), per_row, shared ? added.data() : nullptr,
-           gated ? of_gate.data() : nullptr, gathered.data(), between.data(), out.data()},
-          threads);
+};
+
+// [rows, hidden] bf16, as the operator makes it.
+Bytes visited(const Mixture& m, Isa isa, int threads) {
+    Experts experts{m.first, m.count, m.hidden, m.inner, nullptr, nullptr, linear_kernel(isa)};
+    const Bytes gate_up = encoded(panels_of(m.gate_up, m.count, experts.gate_up_of(0)), Dtype::bf16);
+    const Bytes down = encoded(panels_of(m.down, m.count, experts.down_of(0)), Dtype::bf16);
+    experts.gate_up = reinterpret_cast<const std::byte*>(gate_up.data());
+    experts.down = reinterpret_cast<const std::byte*>(down.data());
+    const Bytes x = encoded(m.x, Dtype::bf16), more = encoded(m.more, Dtype::bf16);
+    const Bytes gate = encoded(m.gate, Dtype::bf16);
+    const std::int64_t choices = m.rows * m.per_row;
+    Bytes gathered(choices * m.hidden * 2), inner(choices * m.inner * 2), out(m.rows * m.hidden * 2);
+    const Visits call{x.data(),
+                      m.rows,
+                      m.stride,
+                      m.chosen.data(),
+                      m.weights.data(),
+                      m.per_row,
+                      m.shared ? more.data() : nullptr,
+                      m.gated ? gate.data() : nullptr,
+                      gathered.data(),
+                      inner.data(),
+                      out.data()};
+    visit(experts, call, threads);
+    return out;
+}
+
+// silu(gate) * up of a kept expert and a row.
+std::vector<float> inner_of(const Mixture& m, std::int64_t expert, std::int64_t row) {
+    std::vector<float> made;
+    for (std::int64_t n = 0; n < m.inner; ++n) {
+        const float* const weight = &m.gate_up[(expert * 2 * m.inner + n) * m.hidden];
+        const double gate = dot(weight, &m.x[row * m.stride], m.hidden);
+        const double up = dot(weight + m.inner * m.hidden, &m.x[row * m.stride], m.hidden);
+        made.push_back(static_cast<float>(gate / (1 + std::exp(-gate)) * up));
+    }
+    return made;
+}
+
+// Errors are in parts of what is summed up: sums cancel, and what is between two products is rounded.
+double experts_error(Random& random, Isa isa, int threads) {
+    const Mixture m(random);
+    const Bytes out = visited(m, isa, threads);
     double worst = 0;
-    for (std::int64_t row = 0; row < rows; ++row) {
-        std::vector<double> wanted(hidden), size(hidden);
-        const double share = gated ? 1 / (1 + std::exp(-gate[row])) : 1;
-        for (std::int64_t k = 0; k < hidden && shared; ++k) wanted[k] = share * more[row * hidden + k];
-        for (int i = 0; i < per_row; ++i) {
-            const std::int64_t expert = chosen[row * per_row + i] - experts.first;
-            if (expert < 0 || expert >= experts.count) continue;
-            std::vector<float> made(inner);
-            for (std::int64_t n = 0; n < inner; ++n) {
-                const float* its = &gate_up[(expert * 2 * inner + n) * hidden];
-                const double g = dot(its, &x[row * stride], hidden);
-                const double up = dot(its + inner * hidden, &x[row * stride], hidden);
-                made[n] = static_cast<float>(g / (1 + std::exp(-g)) * up);
-            }
-            for (std::int64_t k = 0; k < hidden; ++k) {
-                const float* its = &down[(expert * hidden + k) * inner];
-                const double weight = weights[row * per_row + i];
-                wanted[k] += weight * dot(its, made.data(), inner);
-                for (std::int64_t n = 0; n < inner; ++n) size[k] += std::abs(weight * its[n] * made[n]);
+    for (std::int64_t row = 0; row < m.rows; ++row) {
+        std::vector<double> wanted(m.hidden), size(m.hidden, 1.0);
+        const double share = !m.shared ? 0 : m.gated ? 1 / (1 + std::exp(-m.gate[row])) : 1;
+        for (std::int64_t k = 0; k < m.hidden; ++k) wanted[k] = share * m.more[row * m.hidden + k];
+        for (int i = 0; i < m.per_row; ++i) {
+            const std::int64_t choice = row * m.per_row + i, expert = m.chosen[choice] - m.first;
+            if (expert < 0 || expert >= m.count) continue;
+            const std::vector<float> inner = inner_of(m, expert, row);
+            for (std::int64_t k = 0; k < m.hidden; ++k) {
+                const float* const weight = &m.down[(expert * m.hidden + k) * m.inner];
+                wanted[k] += m.weights[choice] * dot(weight, inner.data(), m.inner);
+                for (std::int64_t n = 0; n < m.inner; ++n) {
+                    size[k] += std::abs(m.weights[choice] * weight[n] * inner[n]);
+                }
             }
         }
-        for (std::int64_t k = 0; k < hidden; ++k) {  // sums cancel, and what is between is rounded
-            const double off = decoded(out.data(), Dtype::bf16, row * hidden + k) - wanted[k];
-            worst = worse(worst, std::abs(off) / (1 + std::abs(wanted[k]) + size[k]));
+        for (std::int64_t k = 0; k < m.hidden; ++k) {
+            const double found = decoded(out.data(), Dtype::bf16, row * m.hidden + k);
+            worst = worse(worst, std::abs(found - wanted[k]) / (std::abs(wanted[k]) + size[k]));
         }
     }
     return worst;
 }
 
-double share_error(Random& random, Dtype dtype) {
-    const std::int64_t rows = pick(random, 0, 6), heads = pick(random, 1, 4), dim = pick(random, 1, 70);
-    const int ranks = pick(random, 1, 5), rank = pick(random, 0, ranks - 1);
-    auto out = numbers(random, rows * heads * dim), lse = numbers(random, ranks * rows * heads);
-    for (auto& x : lse) x = pick(random, 0, 3) ? x : -INFINITY;
-    const float* const its = lse.data() + rank * rows * heads;
-    for (std::int64_t i = 0; i < rows * heads * dim; ++i) {
-        if (std::isinf(its[i / dim])) out[i] = NAN;
+// Partial attention of several ranks, of which one takes its share; NaN where it saw no key.
+struct Shards {
+    std::int64_t rows, heads, dim;
+    int ranks, rank;
+    std::vector<float> out, lse;
+
+    explicit Shards(Random& random)
+        : rows(pick(random, 0, 6)),
+          heads(pick(random, 1, 4)),
+          dim(pick(random, 1, 70)),
+          ranks(pick(random, 1, 5)),
+          rank(pick(random, 0, ranks - 1)),
+          out(numbers(random, rows * heads * dim)),
+          lse(numbers(random, ranks * rows * heads)) {
+        for (auto& x : lse) x = pick(random, 0, 3) ? x : -INFINITY;
+        for (std::int64_t i = 0; i < rows * heads * dim; ++i) {
+            if (std::isinf(lse_of(rank, i / dim))) out[i] = NAN;
+        }
     }
-    std::vector<std::vector<std::int64_t>> numbers_of(ranks);
+
+    float lse_of(int its_rank, std::int64_t head) const { return lse[its_rank * rows * heads + head]; }
+
+    double share(std::int64_t row, std::int64_t column) const {
+        const std::int64_t head = row * heads + column / dim;
+        if (std::isinf(lse_of(rank, head))) return 0;
+        double total = 0;
+        for (int other = 0; other < ranks; ++other) total += std::exp(double{lse_of(other, head)});
+        return std::exp(double{lse_of(rank, head)}) / total * out[row * heads * dim + column];
+    }
+};
+
+double share_error(Random& random, Dtype dtype) {
+    const Shards shards(random);
+    const int width = static_cast<int>(shards.heads * shards.dim);
+    std::vector<std::vector<std::int64_t>> by_number(shards.ranks);
     std::vector<Piece> pieces;
     std::vector<double> wanted;
-    for (int r = 0; r < ranks; ++r) {
-        for (std::int64_t row = 0; row < rows; ++row) {
-            if (pick(random, 0, 1)) numbers_of[r].push_back(row);
+    for (auto& rows : by_number) {
+        for (std::int64_t row = 0; row < shards.rows; ++row) {
+            if (pick(random, 0, 1)) rows.push_back(row);
         }
-        const std::int64_t first = pick(random, 0, static_cast<int>(heads * dim));
-        const std::int64_t columns = pick(random, 0, static_cast<int>(heads * dim - first));
-        const auto count = static_cast<std::int64_t>(numbers_of[r].size());
-        const bool by_number = pick(random, 0, 1);
-        pieces.push_back({by_number ? numbers_of[r].data() : nullptr, 0, count, first, columns});
+        const bool named = pick(random, 0, 1);
+        const int first = pick(random, 0, width), columns = pick(random, 0, width - first);
+        const auto count = static_cast<std::int64_t>(rows.size());
+        pieces.push_back({named ? rows.data() : nullptr, 0, count, first, columns});
         for (std::int64_t i = 0; i < count; ++i) {
-            const std::int64_t row = by_number ? numbers_of[r][i] : i;
-            for (std::int64_t column = first; column < first + columns; ++column) {
-                const std::int64_t head = row * heads + column / dim;
-                double total = 0;
-                for (int other = 0; other < ranks; ++other) {
-                    total += std::exp(double{lse[other * rows * heads + head]});
-                }
-                const double share = std::isinf(its[head]) ? 0 : std::exp(double{its[head]}) / total;
-                wanted.push_back(share == 0 ? 0 : share * out[head * dim + column % dim]);
-            }
+            for (int k = 0; k < columns; ++k) wanted.push_back(shards.share(named ? rows[i] : i, first + k));
         }
     }
-    const Bytes partial = encoded(out, dtype);
-    std::vector<float> weights((ranks + 2) * rows * heads), made(wanted.size());
-    take_share({dtype, reinterpret_cast<const std::byte*>(partial.data()), rows, heads, dim, lse.data(),
-                ranks, rank, pieces, weights.data(), made.data()});
+    const Bytes out = encoded(shards.out, dtype);
+    std::vector<float> weights((shards.ranks + 2) * shards.rows * shards.heads), made(wanted.size());
+    take_share({dtype, reinterpret_cast<const std::byte*>(out.data()), shards.rows, shards.heads, shards.dim,
+                shards.lse.data(), shards.ranks, shards.rank, pieces, weights.data(), made.data()});
     Bytes rounded(made.size() * (dtype == Dtype::f32 ? 4 : 2));
-    round_to(dtype, made.data(), static_cast<std::int64_t>(made.size()),
-             reinterpret_cast<std::byte*>(rounded.data()));
+    const auto size = static_cast<std::int64_t>(made.size());
+    round_to(dtype, made.data(), size, reinterpret_cast<std::byte*>(rounded.data()));
     double worst = 0;
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-        worst = worse(worst, error_of(decoded(rounded.data(), dtype, static_cast<std::int64_t>(i)), wanted[i]));
+    for (std::int64_t i = 0; i < size; ++i) {
+        worst = worse(worst, error_of(decoded(rounded.data(), dtype, i), wanted[i]));
     }
     return worst;
 }
@@ -201,7 +282,7 @@ double share_error(Random& random, Dtype dtype) {
 int check_experts() {
     Random random(7);
     int wrong = 0, bad = 0;
-    for (int i = 0; i < CALLS; ++i) wrong += routing(random, 1 + i % 3);
+    for (int i = 0; i < CALLS; ++i) wrong += wrong_choices(random, 1 + i % 3);
     bad += judge("routing", wrong, 0);
     for (const Isa isa : isas()) {
         double worst = 0;

@@ -9,10 +9,13 @@ import torch
 
 from kvspan.comm.local import LocalWorld
 from kvspan.config.engine import EngineConfig
+from kvspan.config.environment import CPU_ISAS
 from kvspan.engine.build import resolve_engine
+from kvspan.layers import linear
 from kvspan.layers.matmul import packing_isa
 from kvspan.loading.resolve import resolve
 from kvspan.models.decoder import Decoder
+from kvspan.native import extension
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Sampled, Step, pack_tokens
 from kvspan.testing.checkpoints import write_checkpoint
@@ -114,13 +117,31 @@ def test_a_played_step_gives_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write_checkpoint(tmp_path, NATIVE[model], seed=SEED, dtype=torch.bfloat16)
+    assert_played_as_in_python(tmp_path, case, plays, monkeypatch)
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize("model", ["deepseek-v3", "qwen2-moe"])
+def test_experts_are_played_by_the_kernels_of_every_instruction_set(
+    model: str, isa: str, plays: list[Tape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not extension().available(extension().Isa[isa]):
+        pytest.skip(f"this build or processor has no {isa}")
+    write_checkpoint(tmp_path, NATIVE[model], seed=SEED, dtype=torch.bfloat16)
+    monkeypatch.setattr(linear, "packing_isa", lambda: isa)
+    assert_played_as_in_python(tmp_path, case(2, 2, experts=True), plays, monkeypatch)
+
+
+def assert_played_as_in_python(
+    model: Path, case: ForwardCase, plays: list[Tape], monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(4)
     sequences = [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
-    played = forward(resolve(str(tmp_path)), sequences, case).logits
+    played = forward(resolve(str(model)), sequences, case).logits
     assert plays
     plays.clear()
     monkeypatch.setattr(runner, "MOST_ROWS", 0)
-    in_python = forward(resolve(str(tmp_path)), sequences, case).logits
+    in_python = forward(resolve(str(model)), sequences, case).logits
     assert not plays
     assert all(map(torch.equal, played, in_python))
 
