@@ -12,7 +12,9 @@
 namespace kvspan {
 namespace {
 
-constexpr std::int64_t RUN_PANELS = 4;  // that are read in one run
+constexpr std::int64_t RUN_PANELS = 4;        // that are read in one run
+constexpr std::int64_t TASKS_PER_THREAD = 8;  // so that a thread which starts late still finds work
+constexpr std::int64_t ASKED_BYTES = 2048;    // of what is read next: kernels ask for what is behind that
 
 // Rows that go to one expert are neighbours among all choices of rows.
 struct Visited {
@@ -83,28 +85,39 @@ KVSPAN_CLONES void round_all(const float* from, std::int64_t size, std::uint16_t
     for (std::int64_t k = 0; k < size; ++k) to[k] = AsBf16::round(from[k]);
 }
 
+const std::byte* panel_of(const Linear& layer, std::int64_t panel) {
+    return static_cast<const std::byte*>(layer.weight) + panel * layer.panel_bytes();
+}
+
+void ask_for(const Linear& layer, std::int64_t panel) {
+    const std::byte* const from = panel_of(layer, panel);
+    for (std::int64_t i = 0; i < ASKED_BYTES; i += 64) __builtin_prefetch(from + i);
+}
+
 float share_of(const Visits& call, std::int64_t row) {
     if (!call.gate) return 1.0f;
     return 1.0f / (1.0f + std::exp(-AsBf16::widen(static_cast<const std::uint16_t*>(call.gate)[row])));
 }
 
-// A panel's outputs of all rows: what each expert makes of its rows, weighed and added up.
-void make_outputs(const Experts& experts, const Visits& call, const Plan& plan, std::int64_t panel) {
-    const std::int64_t column = panel * LINEAR_PANEL;
-    const std::int64_t width = std::min<std::int64_t>(LINEAR_PANEL, experts.hidden - column);
+// Panels of outputs, of all rows: what each expert makes of its rows, weighed and added up.
+void make_outputs(const Experts& experts, const Visits& call, const Plan& plan, std::int64_t first,
+                  std::int64_t panels) {
+    const std::int64_t column = first * LINEAR_PANEL;
+    const std::int64_t width = std::min(panels * LINEAR_PANEL, experts.hidden - column);
     std::vector<float> sums(call.rows * width), made(call.rows * width);
-    for (const Visited& its : plan.experts) {
+    for (std::size_t i = 0; i < plan.experts.size(); ++i) {
+        const Visited& its = plan.experts[i];
+        if (i + 1 < plan.experts.size()) ask_for(experts.down_of(plan.experts[i + 1].expert), first);
         Linear layer = experts.down_of(its.expert);
-        layer.weight = static_cast<const std::uint32_t*>(layer.weight) +
-                       panel * layer.panel_pairs * LINEAR_PANEL;
+        layer.weight = panel_of(layer, first);
         layer.outputs = width;
         layer.input = static_cast<const std::uint16_t*>(call.inner) + its.first * experts.inner;
         layer.rows = its.rows;
         layer.out = made.data();
-        experts.kernel(layer, {0, 0, its.rows});
-        for (std::int64_t i = 0; i < its.rows; ++i) {
-            const std::int64_t choice = plan.choices[its.first + i], row = choice / call.per_row;
-            add_weighted(made.data() + i * width, width, call.weights[choice], sums.data() + row * width);
+        for (std::int64_t panel = 0; panel < panels; ++panel) experts.kernel(layer, {panel, 0, its.rows});
+        for (std::int64_t n = 0; n < its.rows; ++n) {
+            const std::int64_t choice = plan.choices[its.first + n], row = choice / call.per_row;
+            add_weighted(made.data() + n * width, width, call.weights[choice], sums.data() + row * width);
         }
     }
     for (std::int64_t row = 0; row < call.rows; ++row) {
@@ -144,7 +157,10 @@ void visit(const Experts& experts, const Visits& call, int threads) {
     gather(experts, call, plan);
     make_inner(experts, call, plan, threads);
     const std::int64_t panels = experts.down_of(0).panels();
-    parallel_for(panels, threads, [&](std::int64_t panel) { make_outputs(experts, call, plan, panel); });
+    const std::int64_t run = std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, RUN_PANELS);
+    parallel_for((panels + run - 1) / run, threads, [&](std::int64_t i) {
+        make_outputs(experts, call, plan, i * run, std::min(run, panels - i * run));
+    });
 }
 
 }  // namespace kvspan
