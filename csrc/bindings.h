@@ -28,7 +28,7 @@ inline std::vector<Piece> pieces_of(const Sizes& numbers) {
     return pieces;
 }
 
-// Experts and the ways to them, and shares of attention.
+// What `bindings_experts.cpp` adds to the module.
 void bind_experts(nanobind::module_& m);
 void bind_shares(nanobind::module_& m);
 
