@@ -71,14 +71,16 @@ Scratch scratch_for(const Attention& call, const Unit& unit, Arena& arena) {
     const std::size_t tile = static_cast<std::size_t>(unit.head_lanes()) * TILE_KEYS;
     const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * (TILE_KEYS / 2);
     const std::size_t paired = static_cast<std::size_t>(padded(call.value_dim)) * (TILE_KEYS / 2);
-    float* memory = arena.reserve(query + 2 * tile + packed + paired + partial_size(call, lanes));
+    const std::size_t sums = aligned_count(unit.head_lanes()) * padded(call.value_dim);
+    float* memory = arena.reserve(query + 2 * tile + packed + paired + sums + partial_size(call, lanes));
     Scratch scratch{};
     scratch.query = memory;
     scratch.scores = scratch.query + query;
     scratch.weights = scratch.scores + tile;
     scratch.packed = scratch.weights + tile;
     scratch.paired = scratch.packed + packed;
-    scratch.partial = partial_at(call, lanes, scratch.paired + paired);
+    scratch.sums = scratch.paired + paired;
+    scratch.partial = partial_at(call, lanes, scratch.sums + sums);
     return scratch;
 }
 

@@ -102,6 +102,7 @@ struct Scratch {
     float* weights;  // [lanes of a KV head, TILE_KEYS]
     float* packed;   // [padded(head_dim), TILE_KEYS / 2] words: keys by pairs of dims
     float* paired;   // [padded(value_dim), TILE_KEYS / 2] words: values by pairs of keys
+    float* sums;     // [padded(value_dim), lanes of a KV head, filled up to 16s]: outputs, dim by dim
     Partial partial;
 };
 

@@ -38,7 +38,7 @@ struct Problem {
 
 void add_sequence(Random& random, Problem& p) {
     const int context = pick(random, 0, 1) ? pick(random, 0, 200) : pick(random, 0, 1400);
-    for (int rows = pick(random, 0, 5); rows > 0; --rows) {
+    for (int rows = pick(random, 0, pick(random, 0, 3) ? 5 : 20); rows > 0; --rows) {
         p.last.push_back(pick(random, 0, context));
         p.first.push_back(pick(random, 0, 1) ? 0 : pick(random, 0, static_cast<int>(p.last.back())));
     }

@@ -16,12 +16,16 @@ struct GenericRows {
     static void norm_head(const RmsNorm& call, std::int64_t row, int head) {
         const std::int64_t at = (row * call.heads + head) * call.size;
         T* x = static_cast<T*>(call.x) + row * call.row_stride + head * call.head_stride;
-        if (call.more) add(x, static_cast<const T*>(call.more) + at, call.size);
+        const T* more = call.more ? static_cast<const T*>(call.more) + at : nullptr;
         const T* weight = static_cast<const T*>(call.weight);
         T* out = static_cast<T*>(call.out) + at;
         Vec squares{};
         for (int i = 0; i < call.size; i += WIDTH) {
-            const Vec v = load_up_to(x + i, call.size - i);
+            Vec v = load_up_to(x + i, call.size - i);
+            if (more) {
+                v = rounded<T>(v + load_up_to(more + i, call.size - i));
+                store_up_to(x + i, v, call.size - i);
+            }
             squares += v * v;
         }
         const float mean = sum(squares) / static_cast<float>(call.size);
@@ -29,13 +33,6 @@ struct GenericRows {
         for (int i = 0; i < call.size; i += WIDTH) {
             const Vec v = rounded<T>(load_up_to(x + i, call.size - i) * scale);
             store_up_to(out + i, v * load_up_to(weight + i, call.size - i), call.size - i);
-        }
-    }
-
-    static void add(T* x, const T* more, int size) {
-        for (int i = 0; i < size; i += WIDTH) {
-            const int left = size - i;
-            store_up_to(x + i, load_up_to(x + i, left) + load_up_to(more + i, left), left);
         }
     }
 
@@ -55,7 +52,7 @@ struct GenericRows {
         for (int head = 0; head < call.heads; ++head) {
             const T* x = static_cast<const T*>(call.x) + row * call.row_stride + head * call.head_stride;
             T* out = static_cast<T*>(call.out) + (row * call.heads + head) * (call.plain + call.dim);
-            std::memcpy(out, x, call.plain * sizeof(T));
+            if (call.plain > 0) std::memcpy(out, x, call.plain * sizeof(T));
             x += call.plain, out += call.plain;
             for (int i = 0; i < half; i += WIDTH) {
                 Vec a, b;

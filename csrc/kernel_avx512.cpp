@@ -1,11 +1,18 @@
 #include "bf16_dot.h"
 #include "bf16_linear.h"
+#include "bf16_many.h"
 #include "generic.h"
 #include "generic_heads.h"
 #include "generic_rows.h"
 #include "isa.h"
 
 namespace kvspan {
+static void attend_bf16(const Attention& call, const Unit& unit, const Scratch& scratch,
+                        const Partial& partial) {
+    const auto kernel = Bf16Many::pays(unit) ? Bf16Many::attend : flash<Bf16Dot<Bf16Cells>>;
+    kernel(call, unit, scratch, partial);
+}
+
 Kernel avx512_kernel(Dtype dtype, Dtype stored) {
     if (dtype != Dtype::bf16) return generic_kernel(dtype, stored);
     switch (stored) {
@@ -14,7 +21,7 @@ Kernel avx512_kernel(Dtype dtype, Dtype stored) {
         case Dtype::e4m3:
             return flash<Bf16Dot<CodeCells<E4m3>>>;
         default:
-            return flash<Bf16Dot<Bf16Cells>>;
+            return attend_bf16;
     }
 }
 double avx512_spin(Dtype dtype, std::int64_t rounds) {

@@ -120,11 +120,20 @@ inline Vec load_up_to(const T* p, int count) {
     return count >= WIDTH ? load(p) : load_some(p, count);
 }
 
-inline void store(Bf16* p, Vec v) {
+// The bits of the nearest bf16.
+inline Words nearest_bf16(Vec v) {
     const Words w = as_words(v);
     const Words nearest = (w + 0x7fffu + ((w >> 16) & 1u)) >> 16;
     const Words quiet_nan = (w >> 16) | 0x40u;
-    const Halves h = __builtin_convertvector(v == v ? nearest : quiet_nan, Halves);
+    return v == v ? nearest : quiet_nan;
+}
+
+inline void store(Bf16* p, Vec v) {
+#if defined(__AVX512BF16__)  // which takes subnormals for zero
+    const __m256bh h = _mm512_cvtneps_pbh((__m512)v);
+#else
+    const Halves h = __builtin_convertvector(nearest_bf16(v), Halves);
+#endif
     std::memcpy(p, &h, sizeof h);
 }
 
@@ -155,6 +164,24 @@ inline Vec rounded(Vec v) {
     store(stored, v);
     return load(stored);
 }
+
+template <>
+inline Vec rounded<float>(Vec v) {
+    return v;
+}
+
+#if defined(__AVX512BF16__)
+template <>
+inline Vec rounded<Bf16>(Vec v) {
+    const __m256i h = (__m256i)_mm512_cvtneps_pbh((__m512)v);
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16);
+}
+#else
+template <>
+inline Vec rounded<Bf16>(Vec v) {
+    return as_floats(nearest_bf16(v) << 16);
+}
+#endif
 
 inline Quad narrow(Vec v) {
 #if defined(__AVX512F__)

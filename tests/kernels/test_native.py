@@ -103,6 +103,27 @@ def test_random_shapes_equal_the_reference(isa: str, case: AttentionCase) -> Non
     assert_right(kernel_of(isa), case)
 
 
+@st.composite
+def many_rows(draw: st.DrawFn) -> SequenceRows:
+    """Of a prompt, or each with a window of its own."""
+    num_rows, context = draw(st.integers(8, 40)), draw(st.integers(0, 150))
+    last = [context + 1 + i for i in range(num_rows)]
+    if draw(st.booleans()):
+        return SequenceRows((0,) * num_rows, tuple(last))
+    first = [draw(st.integers(0, x)) for x in last]
+    return SequenceRows(tuple(first), tuple(draw(st.integers(x, x + 70)) for x in first))
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+@settings(deadline=None, max_examples=60)
+@given(case=cases(), sequences=st.lists(many_rows(), min_size=1, max_size=2))
+def test_many_rows_equal_the_reference(
+    isa: str, case: AttentionCase, sequences: list[SequenceRows]
+) -> None:
+    plain = replace(case, name="many", codes=None, sequences=tuple(sequences))
+    assert_right(kernel_of(isa), plain)
+
+
 def decode_case(*lens: int, dtype: torch.dtype = torch.bfloat16) -> AttentionCase:
     return AttentionCase(
         name="decode",
@@ -156,8 +177,9 @@ def test_every_code_is_read_as_torch_reads_it(
     assert torch.equal(out[0, 0], value.to(dtype))
 
 
-def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel) -> None:
-    rows = SequenceRows((0, 150, 158), (2, 151, 160))
+@pytest.mark.parametrize("times", [1, 12])
+def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel, times: int) -> None:
+    rows = SequenceRows((0, 150, 158) * times, (2, 151, 160) * times)
     case = replace(decode_case(), sequences=(rows,))
     query, keys, values, index, scale = case.inputs()
     wanted = ReferenceKernel()(query, keys, values, index, scale)
