@@ -67,7 +67,7 @@ Partial partial_at(const Attention& call, int lanes, float* memory) {
 
 Scratch scratch_for(const Attention& call, const Unit& unit, Arena& arena) {
     const int lanes = unit.lanes();
-    const std::size_t query = static_cast<std::size_t>(lanes) * padded(call.head_dim);
+    const std::size_t query = static_cast<std::size_t>(lanes) * query_room(call);
     const std::size_t tile = static_cast<std::size_t>(unit.head_lanes()) * TILE_KEYS;
     const std::size_t packed = static_cast<std::size_t>(padded(call.head_dim)) * (TILE_KEYS / 2);
     const std::size_t paired = static_cast<std::size_t>(padded(call.value_dim)) * (TILE_KEYS / 2);

@@ -97,7 +97,7 @@ struct Partial {
 
 // Memory of one thread for one unit; every part is aligned to 64 bytes.
 struct Scratch {
-    float* query;    // [lanes, padded(head_dim)]
+    float* query;    // [lanes, query_room(call)]
     float* scores;   // [lanes of a KV head, TILE_KEYS]
     float* weights;  // [lanes of a KV head, TILE_KEYS]
     float* packed;   // [padded(head_dim), TILE_KEYS / 2] words: keys by pairs of dims
@@ -107,6 +107,12 @@ struct Scratch {
 };
 
 constexpr int padded(int dim) { return (dim + DIM_PADDING - 1) / DIM_PADDING * DIM_PADDING; }
+
+// Floats that have room for a query vector in the form that a kernel wants: over codes as much as four copies,
+// in 16 bits, of parts that are each padded.
+inline int query_room(const Attention& call) {
+    return padded(call.head_dim) * (is_code(call.stored) ? 4 : 1);
+}
 
 using Kernel = void (*)(const Attention&, const Unit&, const Scratch&, const Partial&);
 

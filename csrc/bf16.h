@@ -19,6 +19,22 @@ KVSPAN_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
+// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf: what it makes of those on the
+// way is masked at the end.
+KVSPAN_INLINE __m512 exp2_of(__m512 x) {
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    const __m512 magic = _mm512_set1_ps(0x1.8p23f), shifted = _mm512_add_ps(x, magic);
+    const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+    __m512 y = _mm512_set1_ps(1.3276414e-3f);  // as in vectors.h
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.6755987e-3f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.5507138e-2f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.4022119e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.9314694e-1f));
+    y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.00000012f));
+    const __m512i power = _mm512_slli_epi32((__m512i)shifted, 23);
+    return (__m512)_mm512_maskz_add_epi32(normal, (__m512i)y, power);
+}
+
 inline void fetch(const Bf16* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 // Lane i of the result is the sum of sums[i].

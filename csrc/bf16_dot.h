@@ -39,8 +39,8 @@ struct Bf16Dot {
 
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
-        const int width = query_width(call);
-        const bool in_plain_order = by_quarters(call, unit.head_lanes());
+        const bool quartered = by_quarters(call, unit.head_lanes());
+        const int copies = quartered ? 4 : 1, width = copies * query_width(call);
         for (int lane = 0; lane < unit.head_lanes(); ++lane) {
             const Place place = place_of(call, unit, first + lane);
             const Bf16* from = static_cast<const Bf16*>(call.query) +
@@ -48,12 +48,15 @@ struct Bf16Dot {
                                place.head * call.query_head_stride;
             Bf16* to = query_of(scratch, lane, width);
             for (int part = 0; part < MAX_PARTS; from += call.part_dims[part++]) {
-                for (int d = 0; d < call.part_dims[part]; d += DIMS, to += DIMS) {
+                for (int d = 0; d < call.part_dims[part]; d += DIMS, to += copies * DIMS) {
                     __m512i vectors[VECTORS];
                     for (int v = 0; v < VECTORS; ++v)
                         vectors[v] = dims(from + d + 32 * v, call.part_dims[part] - d - 32 * v);
-                    if (!in_plain_order) Cells::arrange(vectors);
-                    for (int v = 0; v < VECTORS; ++v) _mm512_store_si512(to + 32 * v, vectors[v]);
+                    if (!quartered) Cells::arrange(vectors);
+                    for (int v = 0; v < VECTORS; ++v) {
+                        if (quartered) store_quarters(vectors[v], to + 128 * v);
+                        if (!quartered) _mm512_store_si512(to + 32 * v, vectors[v]);
+                    }
                 }
             }
         }
@@ -70,7 +73,7 @@ struct Bf16Dot {
                           query_width(call)};
         if constexpr (IS_CODE<Element>) {
             if (by_quarters(call, lanes))
-                return CodeScores<Cells>::run(lanes, tile, ahead, query.data, query.width, part, to);
+                return CodeScores<Cells>::run(lanes, tile, ahead, quartered(call, scratch, part), part, to);
         }
         // A reduction costs about 3 instructions a lane and key, a transposition 0.2 a dim and key.
         if (lanes * 16 <= call.head_dim + 16) return few_lanes(lanes, tile, ahead, query, part, to);
@@ -86,19 +89,19 @@ struct Bf16Dot {
                        float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         auto* weights = weights_of(scratch, lane);
-        Vec total{};
+        const __m512 scales = _mm512_set1_ps(scale), anchor = _mm512_set1_ps(max);
+        __m512 total = _mm512_setzero_ps();
         for (int i = 0; i < TILE_KEYS; i += 32) {
-            Vec low = kvspan::exp2(load(scores + i) * scale - max);
-            Vec high = kvspan::exp2(load(scores + i + 16) * scale - max);
-            total += low + high;
+            __m512 low = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), scales, anchor));
+            __m512 high = exp2_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), scales, anchor));
+            total = _mm512_add_ps(total, _mm512_add_ps(low, high));
             if constexpr (IS_CODE<Element>) {
-                low *= load(tile.value_scales + i);
-                high *= load(tile.value_scales + i + 16);
+                low = _mm512_mul_ps(low, _mm512_load_ps(tile.value_scales + i));
+                high = _mm512_mul_ps(high, _mm512_load_ps(tile.value_scales + i + 16));
             }
-            const __m512bh both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
-            _mm512_store_si512(weights + i / 2, (__m512i)both);
+            _mm512_store_si512(weights + i / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
-        return sum(total);
+        return _mm512_reduce_add_ps(total);
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<Element>& tile,
@@ -164,6 +167,11 @@ private:
     static bool is_wide(const Attention& call, int lanes) {
         const bool fits = query_width(call) <= padded(call.head_dim) && call.part_dims[0] % 4 == 0;
         return lanes >= WIDE_LANES && 2 * lanes <= call.head_dim && fits;
+    }
+
+    static QuarteredQuery quartered(const Attention& call, const Scratch& scratch, const Part& part) {
+        const int skipped = part.number ? 4 * whole(call.part_dims[0]) : 0;
+        return {query_of(scratch, 0, 0) + skipped, 4 * query_width(call)};
     }
 
     // Whether sums are so short that reducing them costs as much as they do. Longer ones are better made of

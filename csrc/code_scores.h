@@ -2,7 +2,8 @@
 // cache, and sums have a quarter for each key: they are reduced by 6 shuffles for 16 scores, where a key a
 // vector takes 31. For files compiled for AVX-512-BF16 and VBMI alone.
 //
-// Knows queries in plain order of dims, with zeros behind the last dim of a part.
+// Knows queries in plain order of dims, each 8 of them four times side by side, with zeros behind the last dim
+// of a part: an instruction that repeats them would wait for those that exchange bytes.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,20 @@
 
 namespace kvspan {
 namespace {
+
+// Query vectors by quarters, `width` apart.
+struct QuarteredQuery {
+    const Bf16* data;
+    int width;
+};
+
+// 32 dims of a query, each 8 of them four times.
+inline void store_quarters(__m512i dims, Bf16* to) {
+    _mm512_store_si512(to, _mm512_shuffle_i32x4(dims, dims, 0x00));
+    _mm512_store_si512(to + 32, _mm512_shuffle_i32x4(dims, dims, 0x55));
+    _mm512_store_si512(to + 64, _mm512_shuffle_i32x4(dims, dims, 0xaa));
+    _mm512_store_si512(to + 96, _mm512_shuffle_i32x4(dims, dims, 0xff));
+}
 
 // Of four vectors: each quarter has the sums of their quarters there.
 KVSPAN_INLINE __m512 sum_quarters(const __m512* v) {
@@ -25,16 +40,17 @@ class CodeScores {
 public:
     using Element = typename Cells::Element;
 
-    // Scores of `lanes` query vectors, `width` apart, over a part's dims, into to[lanes][TILE_KEYS].
-    static void run(int lanes, const Tile<Element>& tile, Ahead<Element>& ahead, const Bf16* query, int width,
+    // Scores of `lanes` query vectors over a part's dims, into to[lanes][TILE_KEYS].
+    static void run(int lanes, const Tile<Element>& tile, Ahead<Element>& ahead, const QuarteredQuery& query,
                     const Part& part, float* to) {
-        using Block = void (*)(const Tile<Element>&, Ahead<Element>&, const Bf16*, int, const Part&, float*);
+        using Block = void (*)(const Tile<Element>&, Ahead<Element>&, const QuarteredQuery&, const Part&,
+                               float*);
         constexpr Block BLOCKS[] = {block<1, 4>, block<2, 4>, block<3, 4>, block<4, 4>,
                                     block<5, 2>, block<6, 2>, block<7, 2>, block<8, 2>};
         for (int lane = 0, taken; lane < lanes; lane += taken) {
             taken = lanes - lane < 8 ? lanes - lane : 8;
-            const Bf16* asked = query + static_cast<std::int64_t>(lane) * width;
-            BLOCKS[taken - 1](tile, ahead, asked, width, part, to + lane * TILE_KEYS);
+            const QuarteredQuery asked{query.data + lane * query.width, query.width};
+            BLOCKS[taken - 1](tile, ahead, asked, part, to + lane * TILE_KEYS);
         }
     }
 
@@ -43,22 +59,23 @@ private:
 
     // N lanes, and 4 * V keys at a time: vector v has keys v, v + V, v + 2 * V and v + 3 * V of them.
     template <int N, int V>
-    KVSPAN_APART static void block(const Tile<Element>& tile, Ahead<Element>& ahead, const Bf16* query,
-                                   int width, const Part& part, float* to) {
+    KVSPAN_APART static void block(const Tile<Element>& tile, Ahead<Element>& ahead,
+                                   const QuarteredQuery& query, const Part& part, float* to) {
         const Cells cells;
+        const Bf16* const queries = query.data;
+        const int width = query.width;
         Ahead<Element> asking = ahead;
         for (int key = 0; key < tile.count; key += 4 * V) {
             __m512 sums[(N * V + 3) / 4 * 4];
             for (auto& sum : sums) sum = _mm512_setzero_ps();
-            asking.ask(4 * V);
             const auto add = [&](int d, int left) __attribute__((always_inline)) {
+                asking.ask(V);  // of 64 dims as many rows as are multiplied
                 __m512i keys[V][2];
                 for (int v = 0; v < V; ++v)
                     cells.widen(quarters<V>(tile.keys + key + v, part.first + d, left), keys[v]);
                 for (int i = 0; i < 2; ++i) {
                     for (int n = 0; n < N; ++n) {
-                        const auto* at = reinterpret_cast<const __m128i*>(query + n * width + d + 8 * i);
-                        const __m512i q = _mm512_broadcast_i32x4(_mm_load_si128(at));
+                        const __m512i q = _mm512_load_si512(queries + n * width + 4 * d + 32 * i);
                         for (int v = 0; v < V; ++v) sums[n * V + v] = dot(sums[n * V + v], q, keys[v][i]);
                     }
                 }

@@ -10,7 +10,7 @@
 //     accumulate   partial.out = partial.out * fade + weights . values
 //     finish       brings partial.out in plain order of dims
 //
-// `scores` and `accumulate` ask now and then for rows of the tile behind theirs, see `Ahead`.
+// `scores` and `accumulate` ask now and then for rows of a tile behind theirs, see `Ahead`.
 //
 // Codes are never multiplied by their scales: a key's go on its scores, a value's on its weights.
 #pragma once
@@ -24,6 +24,8 @@ namespace kvspan {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
+constexpr int STEPS_AHEAD = 2;  // from a request for rows to their use: memory that all cores ask is late
+constexpr int EIGHT = 8;  // rows that are listed, or scales that are widened, at a time
 constexpr float MINUS_INFINITY = -__builtin_inff();
 
 // Elements that need a scale.
@@ -35,20 +37,28 @@ struct Part {
     int number, first, dims;
 };
 
+// Slots of a block, side by side, that hold keys from a tile's `place`-th on.
+struct Run {
+    std::int64_t block, slot;
+    int place, count;
+};
+
 // Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see,
 // so that whole tiles can be computed and an unused slot is never read.
 template <class T>
 struct Tile {
-    const T* keys[TILE_KEYS];
-    const T* values[TILE_KEYS];
-    float key_scales[MAX_PARTS][TILE_KEYS];  // of codes
-    float value_scales[TILE_KEYS];
+    alignas(64) const T* keys[TILE_KEYS + EIGHT];  // of which the last are room to write
+    alignas(64) const T* values[TILE_KEYS + EIGHT];
+    alignas(64) float key_scales[MAX_PARTS][TILE_KEYS];  // of codes
+    alignas(64) float value_scales[TILE_KEYS];
+    Run runs[TILE_KEYS];
+    int num_runs;
     std::int64_t first;  // number of the tile's first key
     std::uint64_t seen;  // bit i: some lane sees key first + i
     int count;           // keys up to the last one seen
 };
 
-// The rows of memory that the tile behind reads, asked for a few at a time while this one is worked on: at
+// The rows of memory that a later tile reads, asked for a few at a time while this one is worked on: at
 // an even pace, for a processor has only so many requests under way, and waits when there are more. And lines
 // that are read after the call, for who has time to ask for them, see `Soon`.
 template <class T>
@@ -68,9 +78,13 @@ public:
     int left() const { return left_ + (then_ ? TILE_KEYS : 0); }
 
     KVSPAN_INLINE void ask(int rows) {
-        rows = rows < left_ ? rows : left_;
-        for (int i = 0; i < rows; ++i) {
-            for (int d = 0; d < dims_; d += LINE) __builtin_prefetch(rows_[i] + d, 0, 2);
+        if (left_ >= rows && dims_ <= LINE) {  // the usual case of codes, in few instructions
+            for (int i = 0; i < rows; ++i) __builtin_prefetch(rows_[i], 0, 2);
+        } else {
+            rows = rows < left_ ? rows : left_;
+            for (int i = 0; i < rows; ++i) {
+                for (int d = 0; d < dims_; d += LINE) __builtin_prefetch(rows_[i] + d, 0, 2);
+            }
         }
         rows_ += rows;
         left_ -= rows;
@@ -120,56 +134,42 @@ inline std::uint64_t visible(std::int64_t first, std::int64_t last, std::int64_t
     return below_hi & ~((std::uint64_t{1} << lo) - 1);
 }
 
-// Calls `run(block, slot, place, count)` for the runs of slots that hold keys [first, first + count).
-template <class Run>
-inline void each_run(const Attention& call, const Unit& unit, std::int64_t first, int count, Run run) {
-    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
-    std::int64_t column = first / call.block_size, slot = first % call.block_size;
-    for (int i = 0; i < count; ++column, slot = 0) {
-        const std::int64_t left = call.block_size - slot;
-        const int size = left < count - i ? static_cast<int>(left) : count - i;
-        run(table[column], slot, i, size);
-        i += size;
-    }
-}
-
 inline const std::uint16_t* scales_at(const Scales& scales, int kv_head, std::int64_t block,
                                       std::int64_t slot) {
     return scales.data + block * scales.block_stride + kv_head * scales.head_stride +
            slot * scales.slot_stride;
 }
 
-inline float widened(std::uint16_t bf16) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(bf16) << 16;
-    float value;
-    __builtin_memcpy(&value, &bits, sizeof value);
-    return value;
+inline void widen_one_by_one(const std::uint16_t* from, std::int64_t stride, int count, float* to) {
+    for (int i = 0; i < count; ++i) {
+        const std::uint32_t bits = static_cast<std::uint32_t>(from[i * stride]) << 16;
+        __builtin_memcpy(to + i, &bits, sizeof bits);
+    }
 }
 
 inline void widen(const std::uint16_t* from, std::int64_t stride, int count, float* to) {
-    int i = 0;
-    for (; stride == 1 && i + WIDTH <= count; i += WIDTH)
-        store(to + i, load(reinterpret_cast<const Bf16*>(from + i)));
-    for (; i < count; ++i) to[i] = widened(from[i * stride]);
+    typedef std::uint16_t Halves8 __attribute__((vector_size(EIGHT * 2)));
+    typedef std::uint32_t Words8 __attribute__((vector_size(EIGHT * 4)));
+    if (stride != 1 || count % EIGHT != 0) return widen_one_by_one(from, stride, count, to);
+    for (int i = 0; i < count; i += EIGHT) {
+        Halves8 halves;
+        __builtin_memcpy(&halves, from + i, sizeof halves);
+        const Words8 words = __builtin_convertvector(halves, Words8) << 16;
+        __builtin_memcpy(to + i, &words, sizeof words);
+    }
 }
 
-// The scales of a tile, and a request for those of the tile behind it.
-template <class T>
-inline void load_scales(const Attention& call, const Unit& unit, int kv_head, Tile<T>& tile) {
-    const int parts = call.part_dims[1] > 0 ? 2 : 1;
-    each_run(call, unit, tile.first, tile.count, [&](auto block, auto slot, int place, int size) {
-        const std::uint16_t* key = scales_at(call.keys.scales, kv_head, block, slot);
-        const std::uint16_t* value = scales_at(call.values.scales, kv_head, block, slot);
-        for (int part = 0; part < parts; ++part)
-            widen(key + part, call.keys.scales.slot_stride, size, tile.key_scales[part] + place);
-        widen(value, call.values.scales.slot_stride, size, tile.value_scales + place);
-    });
-    const std::int64_t next = tile.first + TILE_KEYS, left = unit.last_key - next;
-    const int count = left < TILE_KEYS ? static_cast<int>(left) : TILE_KEYS;
-    each_run(call, unit, next, count, [&](auto block, auto slot, int, int) {
-        __builtin_prefetch(scales_at(call.keys.scales, kv_head, block, slot));
-        __builtin_prefetch(scales_at(call.values.scales, kv_head, block, slot));
-    });
+// Asks for the scales of a unit's keys in the tile that begins at `first`.
+inline void fetch_scales(const Attention& call, const Unit& unit, std::int64_t first) {
+    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
+    const std::int64_t end = first + TILE_KEYS < unit.last_key ? first + TILE_KEYS : unit.last_key;
+    std::int64_t column = first / call.block_size, slot = first % call.block_size;
+    for (; column * call.block_size < end; ++column, slot = 0) {
+        for (int head = unit.first_kv_head; head < unit.first_kv_head + unit.kv_heads; ++head) {
+            __builtin_prefetch(scales_at(call.keys.scales, head, table[column], slot));
+            __builtin_prefetch(scales_at(call.values.scales, head, table[column], slot));
+        }
+    }
 }
 
 // Fills the places that no lane sees with the first one that some lane does.
@@ -181,11 +181,45 @@ inline void fill_gaps(std::uint64_t seen, T* places) {
     }
 }
 
+// The scales of a tile.
 template <class T>
-inline void load_all_scales(const Attention& call, const Unit& unit, int kv_head, Tile<T>& tile) {
-    load_scales(call, unit, kv_head, tile);
-    for (auto& scales : tile.key_scales) fill_gaps(tile.seen, scales);
+inline void load_scales(const Attention& call, int kv_head, Tile<T>& tile) {
+    const int parts = call.part_dims[1] > 0 ? 2 : 1;
+    for (int i = 0; i < tile.num_runs; ++i) {
+        const Run& run = tile.runs[i];
+        const std::uint16_t* key = scales_at(call.keys.scales, kv_head, run.block, run.slot);
+        const std::uint16_t* value = scales_at(call.values.scales, kv_head, run.block, run.slot);
+        for (int part = 0; part < parts; ++part)
+            widen(key + part, call.keys.scales.slot_stride, run.count, tile.key_scales[part] + run.place);
+        widen(value, call.values.scales.slot_stride, run.count, tile.value_scales + run.place);
+    }
+    for (int part = 0; part < parts; ++part) fill_gaps(tile.seen, tile.key_scales[part]);
     fill_gaps(tile.seen, tile.value_scales);
+}
+
+// The runs of slots that hold a tile's keys.
+template <class T>
+inline void find_runs(const Attention& call, const Unit& unit, Tile<T>& tile) {
+    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
+    std::int64_t column = tile.first / call.block_size, slot = tile.first % call.block_size;
+    tile.num_runs = 0;
+    for (int place = 0; place < tile.count; ++column, slot = 0) {
+        const std::int64_t left = call.block_size - slot;
+        const int count = left < tile.count - place ? static_cast<int>(left) : tile.count - place;
+        tile.runs[tile.num_runs++] = {table[column], slot, place, count};
+        place += count;
+    }
+}
+
+// Where `count` rows are, `stride` apart, and some behind them.
+template <class T>
+inline void list_rows(const T* first, std::int64_t stride, int count, const T** to) {
+    typedef std::uintptr_t Places __attribute__((vector_size(EIGHT * sizeof(std::uintptr_t))));
+    const auto step = static_cast<std::uintptr_t>(stride) * sizeof(T);
+    Places places = {0, step, 2 * step, 3 * step, 4 * step, 5 * step, 6 * step, 7 * step};
+    places += reinterpret_cast<std::uintptr_t>(first);
+    for (int i = 0; i < count; i += EIGHT, places += EIGHT * step)
+        __builtin_memcpy(to + i, &places, sizeof places);
 }
 
 // Finds the tile that begins at key `first`, at the unit's first KV head.
@@ -201,23 +235,21 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
     tile.count = 64 - __builtin_clzll(tile.seen);
     const T* keys = static_cast<const T*>(call.keys.data) + unit.first_kv_head * call.keys.head_stride;
     const T* values = static_cast<const T*>(call.values.data) + unit.first_kv_head * call.values.head_stride;
-    each_run(call, unit, first, tile.count, [&](auto block, auto slot, int place, int size) {
-        const T* key = keys + block * call.keys.block_stride + slot * call.keys.slot_stride;
-        const T* value = values + block * call.values.block_stride + slot * call.values.slot_stride;
-        for (int i = 0; i < size; ++i) {
-            tile.keys[place + i] = key + i * call.keys.slot_stride;
-            tile.values[place + i] = value + i * call.values.slot_stride;
-        }
-    });
+    find_runs(call, unit, tile);
+    for (int r = 0; r < tile.num_runs; ++r) {
+        const Run& run = tile.runs[r];
+        const T* key = keys + run.block * call.keys.block_stride + run.slot * call.keys.slot_stride;
+        const T* value = values + run.block * call.values.block_stride + run.slot * call.values.slot_stride;
+        list_rows(key, call.keys.slot_stride, run.count, tile.keys + run.place);
+        list_rows(value, call.values.slot_stride, run.count, tile.values + run.place);
+    }
     fill_gaps(tile.seen, tile.keys);
     fill_gaps(tile.seen, tile.values);
-    if constexpr (IS_CODE<T>) load_all_scales(call, unit, unit.first_kv_head, tile);
 }
 
 // Makes `next` the same keys of the KV head behind a tile's.
 template <class T>
-inline void advance(const Attention& call, const Unit& unit, int kv_head, const Tile<T>& tile,
-                    Tile<T>& next) {
+inline void advance(const Attention& call, const Tile<T>& tile, Tile<T>& next) {
     for (int i = 0; i < TILE_KEYS; ++i) {
         next.keys[i] = tile.keys[i] + call.keys.head_stride;
         next.values[i] = tile.values[i] + call.values.head_stride;
@@ -225,7 +257,8 @@ inline void advance(const Attention& call, const Unit& unit, int kv_head, const 
     next.first = tile.first;
     next.seen = tile.seen;
     next.count = tile.count;
-    if constexpr (IS_CODE<T>) load_all_scales(call, unit, kv_head, next);
+    next.num_runs = tile.num_runs;
+    for (int i = 0; i < tile.num_runs; ++i) next.runs[i] = tile.runs[i];
 }
 
 // Scores of a tile: of codes, those of each part times the key's scale for it.
@@ -278,7 +311,7 @@ inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile,
 
 // The part of scratch memory and of the result that belongs to one KV head of a unit.
 inline Scratch scratch_of(const Attention& call, const Unit& unit, int head, Scratch scratch) {
-    scratch.query += static_cast<std::int64_t>(head) * unit.head_lanes() * padded(call.head_dim);
+    scratch.query += static_cast<std::int64_t>(head) * unit.head_lanes() * query_room(call);
     return scratch;
 }
 
@@ -300,30 +333,37 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
     for (int head = 0; head < unit.kv_heads; ++head)
         Math::load_query(call, unit, head * lanes, scratch_of(call, unit, head, scratch));
 
-    Tile<T> tiles[2];
+    // A step is a tile of one KV head.
+    Tile<T> tiles[STEPS_AHEAD + 1];
     const std::int64_t begin = unit.first_key / TILE_KEYS * TILE_KEYS;
-    int turn = 0;
-    if (begin < unit.last_key) locate(call, unit, begin, tiles[0]);
-    for (std::int64_t first = begin; first < unit.last_key; first += TILE_KEYS) {
-        for (int head = 0; head < unit.kv_heads; ++head, turn ^= 1) {
-            const Tile<T>& tile = tiles[turn];
-            Tile<T>& next = tiles[turn ^ 1];
-            next.seen = 0;
-            if (head + 1 < unit.kv_heads && tile.seen != 0) {
-                advance(call, unit, unit.first_kv_head + head + 1, tile, next);
-            } else if (head + 1 == unit.kv_heads && first + TILE_KEYS < unit.last_key) {
-                locate(call, unit, first + TILE_KEYS, next);
-            }
-            if (tile.seen == 0) continue;
-            const Scratch its_scratch = scratch_of(call, unit, head, scratch);
-            const Partial its_partial = partial_of(call, unit, head, partial);
-            const std::int64_t number = unit.first_tile + (first - begin) / TILE_KEYS;
-            Ahead<T> ahead(call, next, head == 0 ? call.soon.beside(number) : Memory{});
-            score<Math>(call, lanes, tile, ahead, its_scratch);
-            soften<Math>(call, unit, tile, its_scratch, its_partial, ahead, fade);
-            Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);
-            while (ahead.left() > 0) ahead.ask(TILE_KEYS);
+    const auto first_key_of = [&](std::int64_t step) { return begin + step / unit.kv_heads * TILE_KEYS; };
+    const auto prepare = [&](std::int64_t step) {
+        const Tile<T>& before = tiles[(step + STEPS_AHEAD) % (STEPS_AHEAD + 1)];
+        Tile<T>& tile = tiles[step % (STEPS_AHEAD + 1)];
+        tile.seen = 0;
+        if (first_key_of(step) >= unit.last_key) return;
+        if (step % unit.kv_heads == 0) return locate(call, unit, first_key_of(step), tile);
+        if (before.seen != 0) advance(call, before, tile);
+    };
+    for (int step = 0; step < STEPS_AHEAD; ++step) prepare(step);
+    for (std::int64_t step = 0; first_key_of(step) < unit.last_key; ++step) {
+        const int head = static_cast<int>(step % unit.kv_heads);
+        Tile<T>& tile = tiles[step % (STEPS_AHEAD + 1)];
+        prepare(step + STEPS_AHEAD);
+        if constexpr (IS_CODE<T>) {
+            if (head == 0) fetch_scales(call, unit, first_key_of(step) + TILE_KEYS);
+            if (tile.seen != 0) load_scales(call, unit.first_kv_head + head, tile);
         }
+        if (tile.seen == 0) continue;
+        const Scratch its_scratch = scratch_of(call, unit, head, scratch);
+        const Partial its_partial = partial_of(call, unit, head, partial);
+        const std::int64_t number = unit.first_tile + step / unit.kv_heads;
+        const Tile<T>& later = tiles[(step + STEPS_AHEAD) % (STEPS_AHEAD + 1)];
+        Ahead<T> ahead(call, later, head == 0 ? call.soon.beside(number) : Memory{});
+        score<Math>(call, lanes, tile, ahead, its_scratch);
+        soften<Math>(call, unit, tile, its_scratch, its_partial, ahead, fade);
+        Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);
+        while (ahead.left() > 0) ahead.ask(TILE_KEYS);
     }
     Math::finish(call, unit, partial.out);
 }

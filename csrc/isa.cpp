@@ -14,7 +14,7 @@ bool available(Isa isa) {
             return available(Isa::avx2) && __builtin_cpu_supports("avx512f") &&
                    __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bf16") &&
-                   __builtin_cpu_supports("avx512vbmi");
+                   __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni");
 #endif
         default:
             return false;

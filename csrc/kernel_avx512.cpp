@@ -4,6 +4,7 @@
 #include "generic.h"
 #include "generic_heads.h"
 #include "generic_rows.h"
+#include "int8_dot.h"
 #include "isa.h"
 
 namespace kvspan {
@@ -17,7 +18,7 @@ Kernel avx512_kernel(Dtype dtype, Dtype stored) {
     if (dtype != Dtype::bf16) return generic_kernel(dtype, stored);
     switch (stored) {
         case Dtype::i8:
-            return flash<Bf16Dot<CodeCells<I8>>>;
+            return flash<Int8Dot>;
         case Dtype::e4m3:
             return flash<Bf16Dot<CodeCells<E4m3>>>;
         default:
