@@ -177,6 +177,26 @@ def test_every_code_is_read_as_torch_reads_it(
     assert torch.equal(out[0, 0], value.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lanes", [1, 3, 4, 8, 16])
+def test_weights_of_one_tile_may_be_far_apart(
+    kernel: NativeKernel, dtype: torch.dtype, lanes: int
+) -> None:
+    """One key outweighs 63 of an int8's lowest number; its own values are a thousandth of theirs."""
+    codes = torch.full((1, 1, 64, 64), -127, dtype=torch.int8)
+    codes[..., 0, :] = 127
+    scales = torch.ones(1, 1, 64, 1, dtype=torch.bfloat16)
+    keys = Scaled(codes, scales / 128, (64,), dtype)
+    value_scales = torch.where(torch.arange(64)[:, None] > 0, scales, scales / 1024)
+    values = Scaled(torch.where(codes < 0, -128, codes), value_scales, (64,), dtype)
+    index = KeyIndex((0, 1), (torch.tensor([0]),), np.array([0]), np.array([64]))
+    query = torch.full((1, lanes, 64), 0.5, dtype=dtype)
+    wanted, wanted_lse = ReferenceKernel()(query, keys, values, index, 1 / 12)
+    out, lse = kernel(query, keys, values, index, 1 / 12)
+    torch.testing.assert_close(out, wanted, atol=0.0, rtol=2e-2 if dtype == torch.bfloat16 else 2e-3)
+    assert_within(lse, wanted_lse, "lse", torch.float32)
+
+
 @pytest.mark.parametrize("times", [1, 12])
 def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel, times: int) -> None:
     rows = SequenceRows((0, 150, 158) * times, (2, 151, 160) * times)
