@@ -6,6 +6,8 @@ Names only, loaded when they are first used: `import kvspan.cost` must not load 
 import importlib
 from typing import TYPE_CHECKING
 
+from kvspan.config.environment import spin_briefly
+
 if TYPE_CHECKING:
     from kvspan.engine.async_llm import AsyncLLM
     from kvspan.engine.llm import LLM
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     )
     from kvspan.request import CompletionOutput, RequestOutput, SamplingParams
     from kvspan.structured import StructuredOutputsParams
+
+spin_briefly()  # before anything loads torch
 
 __version__ = "0.1.0"
 

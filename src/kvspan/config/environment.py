@@ -14,6 +14,10 @@ API_KEY = "KVSPAN_API_KEY"
 GLIBC_TUNABLES = "GLIBC_TUNABLES"
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Has `malloc` ask for huge pages (glibc 2.35 and later; its manual, Memory Allocation Tunables)."""
+SPIN_COUNT = "GOMP_SPINCOUNT"
+SPINS = 10_000
+"""Of a thread that waits for others of its operator, before it sleeps: about 0.2 ms, longer than the gap
+between two operators. GNU's runtime has 300,000 unless it is told (libgomp's manual, GOMP_SPINCOUNT)."""
 
 
 def api_keys() -> tuple[str, ...]:
@@ -36,6 +40,17 @@ def replica_environment(replica: int, *, num_replicas: int, num_ranks: int) -> d
         return dict(os.environ)
     mine = ids[replica * num_ranks : (replica + 1) * num_ranks]
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+
+def spin_briefly() -> None:
+    """Has threads of this process's operators, and of its children's, make way for other programs soon.
+
+    An operator ends when its last thread does. Where another program has that one's core, the others
+    spin for some milliseconds in each of hundreds of operators, and keep it from coming back. It counts
+    from when torch is loaded on; what the user has said counts instead.
+    """
+    if not {SPIN_COUNT, "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ[SPIN_COUNT] = str(SPINS)
 
 
 def ranks_environment() -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvspan.config.environment import GLIBC_TUNABLES, HUGE_PAGES, ranks_environment
+from kvspan.config.environment import GLIBC_TUNABLES, HUGE_PAGES, ranks_environment, spin_briefly
 
 FAULTS = """
 import resource, torch
@@ -24,6 +24,18 @@ def can_wish() -> bool:
     library, version = platform.libc_ver()
     knows = library == "glibc" and tuple(map(int, version.split("."))) >= (2, 35)
     return knows and ENABLED.exists() and "[madvise]" in ENABLED.read_text()
+
+
+def test_threads_spin_briefly_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    for said in ({}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}):
+        for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in said.items():
+            monkeypatch.setenv(name, value)
+        spin_briefly()
+        kept = {name: os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+        wanted = said or {"GOMP_SPINCOUNT": "10000"}
+        assert {name: value for name, value in kept.items() if value} == wanted
 
 
 @pytest.mark.skipif(not can_wish(), reason="no huge pages on request here")
