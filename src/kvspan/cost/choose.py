@@ -392,8 +392,8 @@ def _choose_mixed_chunk(
     tokens = min(max(int(MIXED_STEP_S / token_s), LEAST_MIXED_TOKENS), batched_tokens)
     return Choice(
         tokens,
-        f"{num_threads} thread(s) compute {tokens:,} tokens in about {tokens * token_s:.1f} s, for "
-        "which the streams beside them wait.",
+        f"{num_threads} thread(s) compute {tokens:,} tokens in about {tokens * token_s:.1f} s, "
+        "longer behind a long context, and the streams beside them wait.",
     )
 
 
