@@ -66,7 +66,7 @@ private:
         for (int v = 0; v < VECTORS; ++v) {
             const std::int64_t first = panel * LINEAR_PANEL + 16 * v;
             if (first >= call.outputs) return;
-            const __m512 more = bias(call, first, first);
+            const __m512 more = bias(call, call.bias, first);
             for (int r = 0; r < R; ++r) put(call, row + r, first, _mm512_add_ps(sums[r][v], more));
         }
     }
@@ -74,8 +74,8 @@ private:
     template <int R>
     static void gate(const Linear& call, std::int64_t first, std::int64_t row,
                      const __m512 (&sums)[R][VECTORS]) {
-        const __m512 gate_bias = bias(call, first, first);
-        const __m512 up_bias = bias(call, first, call.outputs + first);
+        const __m512 gate_bias = bias(call, call.bias, first);
+        const __m512 up_bias = bias(call, call.up_bias, first);
         for (int r = 0; r < R; ++r) {
             const Vec gate = (Vec)_mm512_add_ps(sums[r][0], gate_bias);
             put(call, row + r, first, _mm512_mul_ps((__m512)silu(gate), _mm512_add_ps(sums[r][1], up_bias)));
@@ -113,9 +113,9 @@ private:
         return static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1);
     }
 
-    static __m512 bias(const Linear& call, std::int64_t first, std::int64_t at) {
-        if (!call.bias) return _mm512_setzero_ps();
-        const Bf16* from = static_cast<const Bf16*>(call.bias) + at;
+    static __m512 bias(const Linear& call, const void* some, std::int64_t first) {
+        if (!some) return _mm512_setzero_ps();
+        const Bf16* from = static_cast<const Bf16*>(some) + first;
         const __m256i halves = _mm256_maskz_loadu_epi16(present(call, first), from);
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }

@@ -35,19 +35,20 @@ public:
         layer_.outputs = outputs;
         layer_.inputs = inputs;
         layer_.panel_pairs = layer_.pairs();
-        layer_.bias = at<void>(bias);
         layer_.gated = gated;
+        layer_.bias = at<void>(bias);
+        layer_.up_bias = after(layer_.bias, outputs);
     }
 
     // Some outputs from the first of a panel on, of some inputs from the first of a pair on.
     LinearLayer part(std::int64_t first_output, std::int64_t outputs, std::int64_t first_input,
-                     std::int64_t inputs) const {
+                     std::int64_t inputs, bool adds_bias) const {
         LinearLayer found = *this;
-        const std::int64_t pairs = first_output / LINEAR_PANEL * layer_.panel_pairs + first_input / 2;
+        const std::int64_t panel = first_output / layer_.panel_outputs();
+        const std::int64_t pairs = panel * layer_.panel_pairs + first_input / 2;
         found.layer_.weight = static_cast<const std::uint32_t*>(layer_.weight) + pairs * LINEAR_PANEL;
-        if (layer_.bias) {
-            found.layer_.bias = static_cast<const std::uint16_t*>(layer_.bias) + first_output;
-        }
+        found.layer_.bias = adds_bias ? after(layer_.bias, first_output) : nullptr;
+        found.layer_.up_bias = adds_bias ? after(layer_.up_bias, first_output) : nullptr;
         found.layer_.outputs = outputs;
         found.layer_.inputs = inputs;
         return found;
@@ -76,6 +77,11 @@ public:
     }
 
 private:
+    // Of a bias, if there is one, what comes after some outputs.
+    static const void* after(const void* bias, std::int64_t outputs) {
+        return bias ? static_cast<const std::uint16_t*>(bias) + outputs : nullptr;
+    }
+
     Linear layer_{};
     LinearKernel kernel_;
 };

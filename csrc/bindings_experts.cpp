@@ -19,8 +19,9 @@ namespace {
 // What a rank keeps of a layer's experts; tapes that have visits to them keep it as well.
 class KeptExperts {
 public:
-    KeptExperts(Isa isa, Size first, Size count, Size hidden, Size inner, Address gate_up, Address down)
-        : experts_(std::make_shared<const Experts>(Experts{first, count, hidden, inner,
+    KeptExperts(Isa isa, Size first, Size count, Size hidden, Size inner, Size first_inner,
+                Size some_inner, Address gate_up, Address down)
+        : experts_(std::make_shared<const Experts>(Experts{first, count, hidden, inner, first_inner, some_inner,
                                                            at<const std::byte>(gate_up),
                                                            at<const std::byte>(down), linear_kernel(isa)})) {}
 
@@ -49,7 +50,7 @@ private:
 
 void bind_experts(nb::module_& m) {
     nb::class_<KeptExperts>(m, "Experts")
-        .def(nb::init<Isa, Size, Size, Size, Size, Address, Address>())
+        .def(nb::init<Isa, Size, Size, Size, Size, Size, Size, Address, Address>())
         .def("__call__", &KeptExperts::operator(), nb::call_guard<nb::gil_scoped_release>());
 
     m.def("find_experts", [](int threads, Address logits, Size rows, int experts, Address bias, bool sigmoid,

@@ -114,7 +114,7 @@ double dot(const float* a, const float* b, std::int64_t size) {
 
 // Experts of which some are kept, and rows for them.
 struct Mixture {
-    std::int64_t first, count, hidden, inner, rows, stride;
+    std::int64_t first, count, hidden, inner, first_inner, some_inner, rows, stride;
     int per_row;
     bool shared, gated;
     std::vector<float> gate_up, down, x, more, gate, weights;
@@ -125,6 +125,8 @@ struct Mixture {
           count(pick(random, 1, 5)),
           hidden(pick(random, 1, 90)),
           inner(pick(random, 1, 70)),
+          first_inner(pick(random, 0, 1) && inner > LINEAR_PANEL ? LINEAR_PANEL : 0),
+          some_inner(inner - first_inner > LINEAR_PANEL && pick(random, 0, 1) ? LINEAR_PANEL : inner - first_inner),
           rows(pick(random, 0, 20)),
           stride(hidden + pick(random, 0, 3)),
           shared(pick(random, 0, 1)),
@@ -149,15 +151,17 @@ struct Mixture {
 
 // [rows, hidden] bf16, as the operator makes it.
 Bytes visited(const Mixture& m, Isa isa, int threads) {
-    Experts experts{m.first, m.count, m.hidden, m.inner, nullptr, nullptr, linear_kernel(isa)};
+    Experts experts{m.first, m.count, m.hidden, m.inner, 0, m.inner, nullptr, nullptr, linear_kernel(isa)};
     const Bytes gate_up = encoded(panels_of(m.gate_up, m.count, experts.gate_up_of(0)), Dtype::bf16);
     const Bytes down = encoded(panels_of(m.down, m.count, experts.down_of(0)), Dtype::bf16);
+    experts.first_inner = m.first_inner;
+    experts.some_inner = m.some_inner;
     experts.gate_up = reinterpret_cast<const std::byte*>(gate_up.data());
     experts.down = reinterpret_cast<const std::byte*>(down.data());
     const Bytes x = encoded(m.x, Dtype::bf16), more = encoded(m.more, Dtype::bf16);
     const Bytes gate = encoded(m.gate, Dtype::bf16);
     const std::int64_t choices = m.rows * m.per_row;
-    Bytes gathered(choices * m.hidden * 2), inner(choices * m.inner * 2), out(m.rows * m.hidden * 2);
+    Bytes gathered(choices * m.hidden * 2), inner(choices * m.some_inner * 2), out(m.rows * m.hidden * 2);
     const Visits call{x.data(),
                       m.rows,
                       m.stride,
@@ -173,14 +177,15 @@ Bytes visited(const Mixture& m, Isa isa, int threads) {
     return out;
 }
 
-// silu(gate) * up of a kept expert and a row.
+// silu(gate) * up of a kept expert and a row, as far as it is used.
 std::vector<float> inner_of(const Mixture& m, std::int64_t expert, std::int64_t row) {
     std::vector<float> made;
     for (std::int64_t n = 0; n < m.inner; ++n) {
         const float* const weight = &m.gate_up[(expert * 2 * m.inner + n) * m.hidden];
         const double gate = dot(weight, &m.x[row * m.stride], m.hidden);
         const double up = dot(weight + m.inner * m.hidden, &m.x[row * m.stride], m.hidden);
-        made.push_back(static_cast<float>(gate / (1 + std::exp(-gate)) * up));
+        const bool used = n >= m.first_inner && n < m.first_inner + m.some_inner;
+        made.push_back(used ? static_cast<float>(gate / (1 + std::exp(-gate)) * up) : 0.0f);
     }
     return made;
 }

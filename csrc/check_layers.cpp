@@ -78,6 +78,7 @@ double worst_error(const Layer& layer, Isa isa, int threads) {
                 layer.inputs,
                 layer.before + (layer.inputs + 1) / 2 + layer.after,
                 layer.biased ? bias.data() : nullptr,
+                layer.biased ? bias.data() + layer.outputs * sizeof(std::uint16_t) : nullptr,
                 out.data(),
                 layer.wide,
                 layer.gated};

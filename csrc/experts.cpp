@@ -65,7 +65,7 @@ void make_inner(const Experts& experts, const Visits& call, const Plan& plan, in
         Linear layer = experts.gate_up_of(its.expert);
         layer.input = static_cast<const std::uint16_t*>(call.gathered) + its.first * experts.hidden;
         layer.rows = its.rows;
-        layer.out = static_cast<std::uint16_t*>(call.inner) + its.first * experts.inner;
+        layer.out = static_cast<std::uint16_t*>(call.inner) + its.first * experts.some_inner;
         const std::int64_t first = i % runs * RUN_PANELS;
         for (std::int64_t panel = first; panel < std::min(first + RUN_PANELS, panels); ++panel) {
             experts.kernel(layer, {panel, 0, its.rows});
@@ -111,7 +111,7 @@ void make_outputs(const Experts& experts, const Visits& call, const Plan& plan, 
         Linear layer = experts.down_of(its.expert);
         layer.weight = panel_of(layer, first);
         layer.outputs = width;
-        layer.input = static_cast<const std::uint16_t*>(call.inner) + its.first * experts.inner;
+        layer.input = static_cast<const std::uint16_t*>(call.inner) + its.first * experts.some_inner;
         layer.rows = its.rows;
         layer.out = made.data();
         for (std::int64_t panel = 0; panel < panels; ++panel) experts.kernel(layer, {panel, 0, its.rows});
@@ -138,7 +138,8 @@ Linear Experts::gate_up_of(std::int64_t expert) const {
     layer.inputs = layer.input_stride = hidden;
     layer.panel_pairs = layer.pairs();
     layer.gated = true;
-    layer.weight = gate_up + expert * layer.panel_bytes() * layer.panels();
+    layer.weight = gate_up + (expert * layer.panels() + first_inner / layer.panel_outputs()) * layer.panel_bytes();
+    layer.outputs = some_inner;
     return layer;
 }
 
@@ -148,7 +149,8 @@ Linear Experts::down_of(std::int64_t expert) const {
     layer.inputs = layer.input_stride = inner;
     layer.panel_pairs = layer.pairs();
     layer.wide = true;
-    layer.weight = down + expert * layer.panel_bytes() * layer.panels();
+    layer.weight = down + expert * layer.panels() * layer.panel_bytes() + first_inner / 2 * LINEAR_PANEL * 4;
+    layer.inputs = layer.input_stride = some_inner;
     return layer;
 }
 

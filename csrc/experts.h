@@ -13,6 +13,7 @@ namespace kvspan {
 struct Experts {
     std::int64_t first, count;      // numbers of the experts kept
     std::int64_t hidden, inner;     // an expert is hidden -> inner, gated, -> hidden
+    std::int64_t first_inner, some_inner;  // of the inner dim, what is used: from the first of a panel on
     const std::byte *gate_up, *down;  // panels of `linear.h`
     LinearKernel kernel;
 

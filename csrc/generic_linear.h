@@ -52,15 +52,15 @@ private:
         }
         const std::int64_t first = panel * call.panel_outputs() + at;
         if (call.gated) {
-            const Vec gate_bias = bias(call, first, first);
-            const Vec up_bias = bias(call, first, call.outputs + first);
+            const Vec gate_bias = bias(call, call.bias, first);
+            const Vec up_bias = bias(call, call.up_bias, first);
             for (int r = 0; r < R; ++r) {
                 put(call, row + r, first, silu(sums[r][0] + gate_bias) * (sums[r][1] + up_bias));
             }
             return;
         }
         for (int v = 0; v < VECTORS; ++v) {
-            const Vec more = bias(call, first + v * WIDTH, first + v * WIDTH);
+            const Vec more = bias(call, call.bias, first + v * WIDTH);
             for (int r = 0; r < R; ++r) put(call, row + r, first + v * WIDTH, sums[r][v] + more);
         }
     }
@@ -71,9 +71,9 @@ private:
         return static_cast<int>(left < 0 ? 0 : left < WIDTH ? left : WIDTH);
     }
 
-    static Vec bias(const Linear& call, std::int64_t first, std::int64_t at) {
-        if (!call.bias) return Vec{};
-        return load_up_to(static_cast<const Bf16*>(call.bias) + at, present(call, first));
+    static Vec bias(const Linear& call, const void* some, std::int64_t first) {
+        if (!some) return Vec{};
+        return load_up_to(static_cast<const Bf16*>(some) + first, present(call, first));
     }
 
     static void put(const Linear& call, std::int64_t row, std::int64_t first, Vec results) {

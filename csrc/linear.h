@@ -11,14 +11,15 @@ constexpr int LINEAR_PANEL = 32;  // outputs of a panel
 // out[r][n] = sum_k input[r][k] weight[n][k] + bias[n]; sums are made in float32. Strides in elements.
 //
 // A gated layer has two such sums for an output, gate and up, and gives silu(gate) * up. A panel of it has
-// the gates of half as many outputs, and after them their ups; `bias` has all gates, then all ups.
+// the gates of half as many outputs, and after them their ups.
 struct Linear {
     const void* input;
     std::int64_t rows, input_stride;
     const void* weight;  // [panels][pairs of inputs][LINEAR_PANEL][2], zeros past the last output and input
     std::int64_t outputs, inputs;
     std::int64_t panel_pairs;  // from a panel to the next: more than `pairs()` if these are some of the inputs
-    const void* bias;  // or null
+    const void* bias;     // or null
+    const void* up_bias;  // of a gated layer: where those of the ups begin, or null
     void* out;         // [rows, outputs], contiguous: bf16, or float32 if `wide`
     bool wide, gated;
 

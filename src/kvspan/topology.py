@@ -109,6 +109,11 @@ class Topology:
         t = self.tp_size
         return [tuple(p * t + i for p in range(self.pcp_size)) for i in range(t)]
 
+    def vocabulary_groups(self) -> list[tuple[int, ...]]:
+        """All ranks, those with the same part of embedding and head side by side."""
+        t = self.tp_size
+        return [tuple(p * t + i for i in range(t) for p in range(self.pcp_size))]
+
     def dcp_groups(self) -> list[tuple[int, ...]]:
         """Ranks that share sequences, in order of their `dcp_rank`: the PCP axis runs fastest.
 

@@ -6,18 +6,22 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from kvspan.comm.local import LocalWorld, solo
 from kvspan.config.environment import CPU_ISAS
 from kvspan.config.moe import MoeConfig
 from kvspan.layers.experts import MOST_NATIVE_ROWS, Experts, Shared
 from kvspan.layers.linear import Storage
 from kvspan.layers.matmul import Arena, packing_isa
 from kvspan.layers.routing import Routing
+from kvspan.layers.team import Team
+from kvspan.testing.ranks import run_ranks
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Span
 
 pytestmark = pytest.mark.skipif(packing_isa() is None, reason="weights are not packed here")
 
 NUM_EXPERTS, PER_ROW = 8, 3
+ALONE = Team(solo())
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def exact(layer: Experts, x: torch.Tensor, routing: Routing, shared: Shared | No
 def test_few_rows_equal_float64(isa: str, case: Case) -> None:
     layer, *rest = made(case)
     wanted = exact(layer, *rest)
-    got = packed(layer, isa)(*rest)
+    got = packed(layer, isa)(*rest, ALONE)
     assert got.dtype == torch.bfloat16
     assert_within(got, wanted, "experts", torch.bfloat16)
 
@@ -123,26 +127,41 @@ def test_the_reference_equals_float64_in_float32(case: Case) -> None:
     if shared is not None:
         shared = Shared(shared.values.float(), None if shared.gate is None else shared.gate.float())
     rest = (x.float(), routing, shared)
-    assert_within(layer(*rest), exact(layer, *rest), "experts", torch.float32)
+    assert_within(layer(*rest, ALONE), exact(layer, *rest), "experts", torch.float32)
 
 
 def test_what_a_row_gets_does_not_depend_on_the_others(isa: str) -> None:
     layer, x, routing, shared = made(Case(29, hidden=360, inner=100))
     packed(layer, isa)
     assert shared is not None
-    together = layer(x, routing, shared)
+    together = layer(x, routing, shared, ALONE)
     for row in range(len(x)):
         one = slice(row, row + 1)
         its = Routing(routing.experts[one], routing.weights[one])
-        assert torch.equal(layer(x[one], its, Shared(shared.values[one])), together[one])
+        assert torch.equal(layer(x[one], its, Shared(shared.values[one]), ALONE), together[one])
 
 
 def test_many_rows_and_few_agree(isa: str) -> None:
     layer, x, routing, _ = made(Case(MOST_NATIVE_ROWS + 1, hidden=96, inner=33))
     packed(layer, isa)
     some = slice(0, MOST_NATIVE_ROWS)
-    few = layer(x[some], Routing(routing.experts[some], routing.weights[some]))
-    assert_within(layer(x, routing)[some], few.double(), "experts", torch.bfloat16)
+    few = layer(x[some], Routing(routing.experts[some], routing.weights[some]), None, ALONE)
+    assert_within(layer(x, routing, None, ALONE)[some], few.double(), "experts", torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [9, MOST_NATIVE_ROWS + 1])
+def test_summands_of_a_team_add_up(isa: str, rows: int) -> None:
+    """An inner dim of 100 is pieces of 32, 32 and 36: the last one ends inside a panel."""
+    case = Case(rows, hidden=65, inner=100, kept=(1, 7))
+    _, x, routing, _ = made(case)
+    wanted = packed(made(case)[0], isa)(x, routing, None, ALONE)
+
+    def summand(world: LocalWorld) -> torch.Tensor:
+        team = Team(world.group([range(world.size)]), [len(x), 0, 0])
+        return packed(made(case)[0], isa)(x, routing, None, team)
+
+    got = sum(its.double() for its in run_ranks(3, summand))
+    torch.testing.assert_close(got, wanted.double(), atol=2e-2, rtol=2e-2)
 
 
 def test_experts_that_nobody_chose_are_not_read(isa: str) -> None:
@@ -151,15 +170,15 @@ def test_experts_that_nobody_chose_are_not_read(isa: str) -> None:
     assert len(left)
     wanted = exact(layer, x, routing, shared)
     layer.gate_up[left], layer.down[left] = torch.nan, torch.nan
-    assert_within(packed(layer, isa)(x, routing, shared), wanted, "experts", torch.bfloat16)
+    assert_within(packed(layer, isa)(x, routing, shared, ALONE), wanted, "experts", torch.bfloat16)
 
 
 def test_a_row_that_is_not_a_number_stays_alone(isa: str) -> None:
     layer, x, routing, shared = made(Case(6))
     packed(layer, isa)
-    before = layer(x, routing, shared)
+    before = layer(x, routing, shared, ALONE)
     x[2, 5] = torch.nan
-    after = layer(x, routing, shared)
+    after = layer(x, routing, shared, ALONE)
     assert after[2].isnan().all()
     others = [0, 1, 3, 4, 5]
     assert torch.equal(after[others], before[others])

@@ -103,6 +103,31 @@ def test_gated_product_equals_float64(isa: str, inputs: int, outputs: int) -> No
 
 
 @pytest.mark.parametrize("isa", CPU_ISAS)
+@pytest.mark.parametrize("part", [(0, 100), (32, 64), (96, 100), (5, 40), (7, 7)], ids=str)
+def test_parts_of_a_gated_weight_are_multiplied_alone(isa: str, part: tuple[int, int]) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
+    x, weight = randn(9, 96).bfloat16(), (randn(200, 96) / 8).bfloat16()
+    for bias in (randn(200, seed=1).bfloat16(), None):
+        for product in (packed(weight, bias, isa, gated=True), PlainProduct(weight, bias, gated=True)):
+            whole, some = product(x), product.some(x, Span(*part))
+            torch.testing.assert_close(some, whole[:, slice(*part)], atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
+def test_a_part_may_leave_the_bias_to_another(isa: str) -> None:
+    if isa not in isas():
+        pytest.skip(f"this build or processor has no {isa}")
+    x, weight, bias = randn(9, 96).bfloat16(), randn(40, 96).bfloat16(), randn(40, seed=1).bfloat16()
+    for product in (packed(weight, bias, isa), PlainProduct(weight, bias)):
+        parts = (Span(0, 64), Span(64, 96), Span(96, 96))
+        summands = [
+            product.over(x[:, p.start : p.stop], p, adds_bias=p.start == 0, wide=True) for p in parts
+        ]
+        torch.testing.assert_close(sum(summands), product.wide(x), atol=5e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("isa", CPU_ISAS)
 def test_an_output_is_the_same_whatever_rows_share_the_call(isa: str) -> None:
     if isa not in isas():
         pytest.skip(f"this build or processor has no {isa}")

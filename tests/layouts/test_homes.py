@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from kvspan import LLM, SamplingParams
 from kvspan.cache.placement import home_of
+from kvspan.cost.choice import Choice
 from kvspan.engine.engine import Generation
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
@@ -42,6 +44,7 @@ HOMES = {
         "decode_context_parallel_size": 4,
     },
 }
+HOMES |= {f"{name}, a team": HOMES[name] for name in ("coordinates", "coordinates of two ranks")}
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=2)
 LONG = msgspec.structs.replace(GREEDY, max_tokens=60)
 
@@ -91,9 +94,10 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
 
 @pytest.mark.parametrize("chunk", [10_000, 17])
 @pytest.mark.parametrize("alone_tokens", [10_000, 10])
+@pytest.mark.parametrize("team_rows", [0, 10_000])
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
 def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
-    name: str, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
+    name: str, team_rows: int, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
 ) -> None:
     """Where others are spread, and where they meet for the prompt's sake; its keys stay at the home."""
     sequences = [tokens(n, seed=i) for i, n in enumerate(LENGTHS)]
@@ -101,6 +105,7 @@ def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
         topology=Topology(pcp_size=2, dcp_size=2),
         random_pools=True,
         alone_tokens=alone_tokens,
+        team_rows=team_rows,
         least_tokens_to_split=4,
         chunk=chunk,
     )
@@ -132,8 +137,11 @@ def test_local_rows_make_no_collective_of_their_group(name: str, checkpoints: di
 
 
 def elastic(model: Path, homes: str, **options: object) -> LLM:
+    """A team multiplies whatever few rows there are together, which tiny models are never worth."""
     asked = {"dcp_mode": "elastic", "dcp_span_threshold": THRESHOLD, **HOMES[homes], **options}
-    return engine(model, **asked)
+    most = Choice(20 if homes.endswith("a team") else 0)
+    with patch("kvspan.cost.choose.choose_team", return_value=most):
+        return engine(model, **asked)
 
 
 def run(

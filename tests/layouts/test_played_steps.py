@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 from threading import Barrier
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from kvspan.comm.local import LocalWorld
 from kvspan.config.engine import EngineConfig
 from kvspan.config.environment import CPU_ISAS
+from kvspan.cost.choice import Choice
 from kvspan.engine.build import resolve_engine
 from kvspan.layers import linear
 from kvspan.layers.matmul import packing_isa
@@ -60,8 +62,10 @@ def case(
     pools: bool = False,
     exchange: str = "a2a",
     experts: bool = False,
+    team: int = 0,
 ) -> ForwardCase:
     return ForwardCase(
+        team_rows=team,
         exchange=exchange,
         expert_parallel=experts,
         topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
@@ -91,6 +95,11 @@ CASES = {
     "T1-P2-W2-homes": case(1, 2, pcp=2, pools=True),
     "T2-P2-W4-homes": case(2, 4, pcp=2, pools=True),
     "T2-W2-homes": case(2, 2, homes=True),
+    "T1-P2-team": case(1, 1, pcp=2, team=8),
+    "T1-P2-W2-team": case(1, 2, pcp=2, team=8),
+    "T1-P2-W2-homes-team": case(1, 2, pcp=2, pools=True, team=8),
+    "T2-P2-W4-homes-team-ep": case(2, 4, pcp=2, pools=True, team=8, experts=True),
+    "T1-P4-W4-homes-team": case(1, 4, pcp=4, pools=True, team=8),
 }
 
 
@@ -146,7 +155,10 @@ def assert_played_as_in_python(
     assert all(map(torch.equal, played, in_python))
 
 
-@pytest.mark.parametrize("name", ["T1-P2-W2", "T1-P2-W2-homes", "T2-P2-W4-homes"])
+@pytest.mark.parametrize(
+    "name",
+    ["T1-P2-W2", "T1-P2-W2-homes", "T2-P2-W4-homes", "T1-P2-W2-homes-team", "T1-P4-W4-homes-team"],
+)
 def test_most_steps_of_coordinates_are_played(name: str, plays: list[Tape], tmp_path: Path) -> None:
     """Also those in which rows of several coordinates, or local and spread ones, come together."""
     write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
@@ -201,15 +213,15 @@ def test_a_shape_of_step_is_recorded_when_it_has_come_back(
     plays: list[Tape], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
-    at_once = _decoded(tmp_path, SamplingParams(temperature=0.0), 1)
+    at_once = _decoded(tmp_path, SamplingParams(temperature=0.0), "T1")
     assert len(plays) == DECODED - 1  # the first one is recorded
     plays.clear()
     monkeypatch.setattr(runner, "STEPS_BEFORE", 2)
-    assert _decoded(tmp_path, SamplingParams(temperature=0.0), 1) == at_once
+    assert _decoded(tmp_path, SamplingParams(temperature=0.0), "T1") == at_once
     assert len(plays) == DECODED - 3
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("layout", ["T1", "T2-W2", "P2-W2-team"])
 @pytest.mark.parametrize(
     "params",
     [
@@ -220,25 +232,39 @@ def test_a_shape_of_step_is_recorded_when_it_has_come_back(
     ids=["greedy", "drawn", "penalised-with-logprobs"],
 )
 def test_logits_on_tape_choose_what_logits_in_python_choose(
-    params: SamplingParams, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    params: SamplingParams, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(tmp_path, TINY["llama-gqa-9x3"], seed=SEED, dtype=torch.bfloat16)
     num_made: list[int] = []
     make = Decoder.logits
-    monkeypatch.setattr(Decoder, "logits", lambda self, x: (num_made.append(len(x)), make(self, x))[1])
-    on_tape = _decoded(tmp_path, params, ranks)
-    assert len(num_made) == 2 * ranks  # of the prompt, and of the step that is recorded
+    monkeypatch.setattr(
+        Decoder, "logits", lambda self, x, team=(): (num_made.append(len(x)), make(self, x, team))[1]
+    )
+    ranks = 1 if layout == "T1" else 2
+    on_tape = _decoded(tmp_path, params, layout)
+    if layout != "P2-W2-team" or params.logprobs is None:  # else the first coordinate makes them for itself
+        assert len(num_made) == 2 * ranks  # of the prompt, and of the step that is recorded
+    num_made.clear()
     monkeypatch.setattr(runner, "MOST_SCORED_ROWS", 0)
-    in_python = _decoded(tmp_path, params, ranks)
-    assert len(num_made) == 2 * ranks + (1 + DECODED) * ranks
+    in_python = _decoded(tmp_path, params, layout)
+    if layout != "P2-W2-team" or params.logprobs is None:
+        assert len(num_made) == (1 + DECODED) * ranks
     assert on_tape == in_python
 
 
-def _decoded(model: Path, params: SamplingParams, ranks: int) -> list[Sampled]:
+_SIZES = {
+    "T1": {},
+    "T2-W2": {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    "P2-W2-team": {"prefill_context_parallel_size": 2, "decode_context_parallel_size": 2},
+}
+
+
+def _decoded(model: Path, params: SamplingParams, layout: str) -> list[Sampled]:
     """What rank 0 says of steps in which a prompt and then its own tokens are computed."""
-    sizes = {"tensor_parallel_size": ranks, "decode_context_parallel_size": ranks, "num_threads": 1}
-    options = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64, **sizes}
-    resolved, _ = resolve_engine(EngineConfig.from_mapping(options))
+    options = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64, "num_threads": 1}
+    with patch("kvspan.cost.choose.choose_team", return_value=Choice(8 if "team" in layout else 0)):
+        resolved, _ = resolve_engine(EngineConfig.from_mapping({**options, **_SIZES[layout]}))
+    ranks = resolved.topology.world_size
     prompt = NewRequest(0, pack_tokens(range(5)), 5, params, 0)
     with shared_worlds(ranks) as shared:
         tokens = Barrier(ranks)

@@ -125,6 +125,28 @@ def assert_equal_calls(result: Forward, topology: Topology) -> None:
             assert all(of_rank == ops[0] for of_rank in ops)
 
 
+@pytest.mark.parametrize(("chunk", "team_rows"), [(1, 10_000), (17, 10_000), (4, 6)])
+@pytest.mark.parametrize(("name", "topology"), matrix())
+def test_coordinates_that_are_a_team_equal_one_rank(
+    name: str,
+    topology: Topology,
+    chunk: int,
+    team_rows: int,
+    checkpoints: dict[str, Path],
+    one_rank: dict[str, list[torch.Tensor]],
+) -> None:
+    """In all steps or in some: where one token of each is computed with idle rows, else without."""
+    case = ForwardCase(
+        topology=topology, chunk=chunk, least_tokens_to_split=4, team_rows=team_rows, random_pools=True
+    )
+    short = LENGTHS[:-1]
+    result = forward(resolve(str(checkpoints[name])), sequences(LENGTHS)[: len(short)], case)
+    for got, wanted in zip(result.logits, one_rank[name], strict=False):
+        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    assert_equal_calls(result, topology)
+    assert any(call.op == "reduce_scatter" for calls in result.group_calls[0] for call in calls)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("strategy", ["allgather_q", "allgather_kv"])

@@ -32,11 +32,13 @@ class RowGroups:
         pcp: ranks with the same weights that work on other rows, in order of their coordinate.
         columns: ranks that share the query columns of the same rows: a part of the DCP group.
         home: those of them that share the columns of local rows: all, or a rank that is a home itself.
+        vocabulary: all ranks, those with the same part of the head side by side.
     """
 
     pcp: Group
     columns: Group
     home: Group
+    vocabulary: Group
 
     @classmethod
     def of(cls, world: World, topology: Topology, dcp: Group, *, ranks_are_homes: bool) -> Self:
@@ -51,7 +53,12 @@ class RowGroups:
         same = topology.column_groups() == topology.dcp_groups()
         pcp = world.group(topology.pcp_groups())
         columns = dcp if same else world.group(topology.column_groups())
-        return cls(pcp=pcp, columns=columns, home=solo() if ranks_are_homes else columns)
+        return cls(
+            pcp=pcp,
+            columns=columns,
+            home=solo() if ranks_are_homes else columns,
+            vocabulary=world.group(topology.vocabulary_groups()),
+        )
 
 
 @dataclass(frozen=True, slots=True)

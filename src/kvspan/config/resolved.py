@@ -39,6 +39,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         split_tokens: new tokens from which on PCP coordinates cut a row; shorter ones stay whole.
         alone_tokens: new tokens from which on they meet to share out a row that has a home.
         together_tokens: latents from which on they share out making keys and values of them.
+        team_rows: rows of each up to which they multiply them together, each with a part of the weights.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         mixed_chunk_size: those of prompts in a step in which others decode, at the most.
@@ -81,6 +82,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     split_tokens: int
     alone_tokens: int
     together_tokens: int
+    team_rows: int
     max_model_len: int
     max_num_batched_tokens: int
     mixed_chunk_size: int

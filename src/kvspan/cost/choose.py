@@ -20,19 +20,14 @@ from kvspan.cost.choice import Choice
 from kvspan.cost.exchanges import choose_exchange, choose_queries
 from kvspan.cost.facts import Device
 from kvspan.cost.notes import layout_sentence, notes, sampling_note
+from kvspan.cost.pace import MULTIPLIED_FLOPS, Pace
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
-from kvspan.cost.span import (
-    EXCHANGE_S,
-    MULTIPLIED_FLOPS,
-    choose_alone,
-    choose_span,
-    choose_spread_every,
-    queries_at_home,
-)
+from kvspan.cost.span import choose_alone, choose_span, choose_spread_every, queries_at_home
+from kvspan.cost.team import choose_team
 from kvspan.cost.timed import Timed
-from kvspan.cost.together import GATHERED_BYTES_S, Pace, choose_together
-from kvspan.cost.weights import active_params
+from kvspan.cost.together import choose_together
+from kvspan.cost.weights import WeightDtypes, active_params, rank_weights
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
 from kvspan.topology import LayoutMode, Topology, check_layout
@@ -116,6 +111,7 @@ def resolve(
         split_tokens=chosen.split_tokens.value,
         alone_tokens=chosen.alone_tokens.value,
         together_tokens=chosen.together_tokens.value,
+        team_rows=chosen.team_rows.value,
         max_model_len=chosen.max_model_len.value,
         max_num_batched_tokens=chosen.max_num_batched_tokens.value,
         mixed_chunk_size=chosen.mixed_chunk_size.value,
@@ -148,6 +144,7 @@ class _Choices:
     split_tokens: Choice[int]
     alone_tokens: Choice[int]
     together_tokens: Choice[int]
+    team_rows: Choice[int]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -202,6 +199,13 @@ class _Given:
     def dtype_bytes(self) -> int:
         return DTYPE_BYTES[self.dtype.value]
 
+    @property
+    def pace(self) -> Pace:
+        """What work and sharing it out cost a rank."""
+        if self.timed is None:
+            return Pace.assumed(self.device.value, self.comm.value)
+        return Pace.of_device(self.timed.device, self.topology)
+
     @cached_property
     def timed(self) -> Timed | None:
         """What takes how long, where that is known."""
@@ -232,6 +236,7 @@ def _choose(given: _Given) -> _Choices:
         split_tokens=_choose_split(given),
         alone_tokens=choose_alone(*sizes, comm=comm, device=device),
         together_tokens=_choose_together(given),
+        team_rows=_choose_team(given),
         device=given.device,
         comm=given.comm,
         dtype=given.dtype,
@@ -276,13 +281,18 @@ def _choose_split(given: _Given) -> Choice[int]:
 
 
 def _choose_together(given: _Given) -> Choice[int]:
-    device, comm, topology = given.device.value, given.comm.value, given.topology
-    pace = (
-        Pace(MULTIPLIED_FLOPS[device], EXCHANGE_S[comm], GATHERED_BYTES_S[comm])
-        if given.timed is None
-        else Pace.of_device(given.timed.device, topology)
+    return choose_together(given.model, given.topology, given.pace, dtype_bytes=given.dtype_bytes)
+
+
+def _choose_team(given: _Given) -> Choice[int]:
+    weights = rank_weights(
+        given.model,
+        given.topology,
+        replicate_q=False,
+        dtypes=WeightDtypes(),
+        expert_parallel=given.asked.enable_expert_parallel,
     )
-    return choose_together(given.model, topology, pace, dtype_bytes=given.dtype_bytes)
+    return choose_team(given.model, given.topology, given.pace, weights=weights)
 
 
 def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:

@@ -14,6 +14,7 @@ from kvspan.config.sizes import format_bytes
 from kvspan.cost.choice import Choice
 from kvspan.cost.latents import NEVER
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.pace import BANDWIDTH_BYTES_S, EXCHANGE_S, MULTIPLIED_FLOPS
 from kvspan.cost.timed import Timed
 from kvspan.cost.weights import active_params, copies_at_home
 from kvspan.errors import ConfigError
@@ -21,18 +22,11 @@ from kvspan.topology import Topology
 
 STATIC, ELASTIC = "static", "elastic"
 
-EXCHANGE_S = {"shm": 12e-6, "gloo": 1e-3, "nccl": 20e-6}
-"""Seconds of merging 16 KiB of partials at 2 ranks: the first two as measured (docs/results/cpu.md); for
-NCCL on NVLink about what `data/hardware.json` has for small collectives."""
 MOST_WAIT = 0.5
 """Of the time of a step with an exchange, that spread rows may wait for steps without one."""
 WORTH_MEETING = 2
 """Times that what others would wait for a prompt must exceed what sharing it out takes. Over gloo, where
 that takes 60 ms, SmolLM2 gains from about 150 tokens on (64 and 128 lose 38 and 19 ms, 256 gain 49)."""
-MULTIPLIED_FLOPS = {"cpu": 170e9, "cuda": 690e12}
-"""Of bf16 in a second: one core of docs/results/cpu.md, 0.7 of an H100's data sheet."""
-BANDWIDTH_BYTES_S = {"cpu": 24e9, "cuda": 3.35e12}
-"""Bytes a rank reads in a second: one core of docs/results/cpu.md, an H100 by its data sheet."""
 
 
 def choose_span(

@@ -22,10 +22,12 @@ from kvspan.config.model import ModelConfig
 from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
+from kvspan.cost.pace import Pace
 from kvspan.cost.played import can_be_played, is_played
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
-from kvspan.cost.together import Pace, least_tokens_together, made_elements
+from kvspan.cost.team import most_team_rows
+from kvspan.cost.together import least_tokens_together, made_elements
 from kvspan.cost.traffic import (
     LSE_BYTES,
     SUM_BYTES,
@@ -144,9 +146,9 @@ class StepCost:
             ),
             latent=model.mla is not None,
         )
-        self._together_from = least_tokens_together(
-            model, topology, Pace.of_device(on.device, topology), dtype_bytes=ACTIVATION_BYTES
-        )
+        pace = Pace.of_device(on.device, topology)
+        self._together_from = least_tokens_together(model, topology, pace, dtype_bytes=ACTIVATION_BYTES)
+        self._team_rows = most_team_rows(model, topology, pace, weights=self.weights)
         local_token = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=on.kv_dtype_bytes)
         self._kv_layer_bytes = local_token / model.num_layers
 

@@ -13,44 +13,12 @@ Decided once, from sizes and rates alone, so that ranks decide alike.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Self
 
 from kvspan.config.model import ModelConfig
 from kvspan.cost.choice import Choice
-from kvspan.cost.facts import Device
 from kvspan.cost.latents import NEVER
+from kvspan.cost.pace import Pace
 from kvspan.topology import Topology, cuts, touched_heads
-
-GATHERED_BYTES_S = {"shm": 4e9, "gloo": 0.5e9, "nccl": 300e9}
-"""Bytes of others that a rank gathers in a second, at 2 ranks and 32 MB: the first two as measured on
-the machine of docs/results/cpu.md, into memory that is there (shm: 0.8e9 while small pages are faulted
-in); for NCCL on NVLink about what `data/hardware.json` has."""
-_LARGE = 1 << 28
-"""Bytes of a gather of which latency is no part."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """What work and its sharing cost a rank.
-
-    Args:
-        flops: of bf16 in a second.
-        gather_s: seconds of a gather of nearly nothing.
-        bytes_s: of others that it gathers in a second.
-    """
-
-    flops: float
-    gather_s: float
-    bytes_s: float
-
-    @classmethod
-    def of_device(cls, device: Device, topology: Topology) -> Self:
-        """By facts of the machine, for a gather over PCP coordinates."""
-        p = topology.pcp_size
-        tflops = device.rates_of(topology.world_size, played=False).gemm_tflops["bf16"]
-        least, large = (device.collective_s("ag", n, num_ranks=p, played=False) for n in (1, _LARGE))
-        return cls(tflops * 1e12, least, _LARGE * (1 - 1 / p) / max(large - least, 1e-9))
 
 
 def least_tokens_together(

@@ -5,6 +5,7 @@ from torch import Tensor
 from kvspan.comm.group import Group
 from kvspan.layers.linear import Matrix, Storage
 from kvspan.layers.logits import Logits
+from kvspan.layers.team import Team
 from kvspan.topology import Span, cuts
 
 
@@ -15,12 +16,16 @@ class VocabEmbedding(Matrix):
         vocab_size: rows of the whole table.
         hidden_size: width of a row.
         group: the ranks that share the rows.
+        everyone: ranks with the same rows as well, which may share those out (`layers.team`); ranks
+            with the same ones side by side.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, group: Group, storage: Storage) -> None:
+    def __init__(
+        self, vocab_size: int, hidden_size: int, *, group: Group, everyone: Group, storage: Storage
+    ) -> None:
         parts = cuts(vocab_size, parts=group.size)
         super().__init__(parts[group.rank].size, hidden_size, bias=False, storage=storage)
-        self.group, self.parts = group, parts
+        self.group, self.everyone, self.parts = group, everyone, parts
 
     @property
     def part(self) -> Span:
@@ -31,6 +36,18 @@ class VocabEmbedding(Matrix):
         """[R] int64 -> [R, hidden_size], whole on every rank."""
         return self.group.all_reduce(self.product.rows(token_ids, first=self.part.start)).wait()
 
-    def logits(self, hidden: Tensor) -> Logits:
-        """[n, hidden_size] -> the logits of this rank's tokens, [n, vocab_size] of all together."""
-        return Logits(self.product.wide(hidden), self.group, self.parts)
+    def logits(self, hidden: Tensor, team: Team) -> Logits:
+        """The logits of this rank's tokens; together all of them.
+
+        Args:
+            hidden: [n, hidden_size], own rows.
+            team: who makes which of them, for the rows of all.
+
+        Returns:
+            [rows of the team, vocab_size], shared out.
+        """
+        if team.size == 1:
+            return Logits(self.product.wide(hidden), self.group, self.parts)
+        mine = self.product.wide(team.gathered(hidden), team.part(self.part.size))
+        parts = [its.shifted(part.start) for part in self.parts for its in team.parts(part.size)]
+        return Logits(mine, self.everyone, parts)

@@ -10,7 +10,7 @@ row's outputs are added in the order of its experts, whoever shares the step wit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from kvspan.layers.linear import Storage
 from kvspan.layers.matmul import Arena, PackedProduct, PlainProduct, Product, packed_bytes
 from kvspan.layers.parameter import Target, elsewhere, sliced
 from kvspan.layers.routing import Routing
+from kvspan.layers.team import Team
 from kvspan.native import extension
 from kvspan.topology import Span
 
@@ -97,18 +98,19 @@ class Experts(nn.Module):
         gate_up = sum(packed_bytes(weight, gated=True) for weight in self.gate_up)
         return gate_up, sum(packed_bytes(weight) for weight in self.down)
 
-    def forward(self, x: Tensor, routing: Routing, shared: Shared | None = None) -> Tensor:
+    def forward(self, x: Tensor, routing: Routing, shared: Shared | None, team: Team) -> Tensor:
         """This rank's summand of the layer's output, added up in float32.
 
         Args:
-            x: [R, hidden_size].
+            x: [R, hidden_size], rows of the whole team.
             routing: where each row goes.
             shared: what is added to the experts' weighted outputs.
+            team: who shares what this rank keeps of the inner dim.
 
         Returns:
             [R, hidden_size] in `x.dtype`.
         """
-        return self._products(x, routing, shared)
+        return self._products(x, routing, shared, team.part(self.inner.size))
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: experts stacked, gate and up fused here; three tensors of each in the checkpoint."""
@@ -132,7 +134,7 @@ class Experts(nn.Module):
 class _Products(Protocol):
     """What `Experts.forward` does, in the form that weights are kept in."""
 
-    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor: ...
+    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None, part: Span) -> Tensor: ...
 
 
 class _Grouped:
@@ -148,7 +150,7 @@ class _Grouped:
         self.experts = experts
         self._gate_up, self._down = gate_up, down
 
-    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
+    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None, part: Span) -> Tensor:
         places, per_row = routing.experts.flatten(), routing.experts.shape[1]
         order = places.argsort(stable=True)  # [R * k]: choices of rows, expert by expert
         ends = torch.bincount(places, minlength=self.experts.stop).cumsum(0)
@@ -159,7 +161,8 @@ class _Grouped:
             if start < stop:
                 chosen = order[start:stop]
                 rows = chosen // per_row
-                made = self._down[expert].wide(self._gate_up[expert](x[rows]))
+                inner = self._gate_up[expert].some(x[rows], part)
+                made = self._down[expert].over(inner, part, wide=True)
                 out.index_add_(0, rows, made * weights[chosen])
         if shared is not None:
             gate = shared.gate
@@ -180,20 +183,18 @@ class _Native:
     def __init__(
         self, many: _Grouped, *, memory: tuple[Tensor, Tensor], sizes: tuple[int, int], isa: str
     ) -> None:
-        native, experts = extension(), many.experts
         self._many, self._sizes = many, sizes
         self._memory = memory  # keeps alive what the kernel reads
-        at = (memory[0].data_ptr(), memory[1].data_ptr())
-        self._experts = native.Experts(native.Isa[isa], experts.start, experts.size, *sizes, *at)
+        self._isa = extension().Isa[isa]
 
-    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None) -> Tensor:
+    def __call__(self, x: Tensor, routing: Routing, shared: Shared | None, part: Span) -> Tensor:
         if len(x) > MOST_NATIVE_ROWS:
-            return self._many(x, routing, shared)
+            return self._many(x, routing, shared, part)
         num_rows, per_row = routing.experts.shape
-        gathered, inner = (x.new_empty(num_rows * per_row, size) for size in self._sizes)
+        gathered, inner = (x.new_empty(num_rows * per_row, size) for size in (self._sizes[0], part.size))
         out = x.new_empty(num_rows, self._sizes[0])
         values, gate = (None, None) if shared is None else (shared.values, shared.gate)
-        self._experts(
+        self._some(part)(
             torch.get_num_threads(),
             x.data_ptr(),
             num_rows,
@@ -208,6 +209,20 @@ class _Native:
             out.data_ptr(),
         )
         return out
+
+    def _some(self, part: Span) -> Any:
+        """The native operator of a part of the inner dim."""
+        experts, (gate_up, down) = self._many.experts, self._memory
+        return extension().Experts(
+            self._isa,
+            experts.start,
+            experts.size,
+            *self._sizes,
+            part.start,
+            part.size,
+            gate_up.data_ptr(),
+            down.data_ptr(),
+        )
 
 
 def _equal_parts(memory: Tensor, number: int) -> Sequence[Tensor]:

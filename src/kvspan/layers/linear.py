@@ -214,36 +214,29 @@ class GatedLinear(Matrix):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, storage: Storage) -> None:
         super().__init__(2 * out_features, in_features, bias=bias, storage=storage, gated=True)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, in_features] -> [R, out_features]."""
-        return self.product(x)
+    def forward(self, x: Tensor, outputs: Span) -> Tensor:
+        """[R, in_features] -> [R, outputs.size], of some of the outputs that this rank keeps."""
+        return self.product.some(x, outputs)
 
 
 class RowLinear(Matrix):
-    """A linear layer over some of its inputs, summed over the group.
+    """A linear layer over some of its inputs: what it gives is a summand.
 
     Args:
         in_features: inputs that this rank keeps; may be 0.
         out_features: width of the output, whole on every rank.
-        bias: whether there is one; every rank keeps it and the group's first rank adds it.
-        group: the ranks whose inputs together are all of them.
+        bias: whether there is one; every rank keeps it, and one of them adds it.
+        adds_bias: whether this rank may be that one.
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, group: Group, storage: Storage
+        self, in_features: int, out_features: int, *, bias: bool, adds_bias: bool, storage: Storage
     ) -> None:
-        super().__init__(
-            out_features, in_features, bias=bias, storage=storage, adds_bias=group.rank == 0
-        )
-        self.group = group
+        super().__init__(out_features, in_features, bias=bias, storage=storage, adds_bias=adds_bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[R, in_features of this rank] -> [R, out_features], the sum over the group."""
-        return self.group.all_reduce(self.product(x)).wait()
-
-    def summand(self, x: Tensor) -> Tensor:
-        """[R, in_features of this rank] -> [R, out_features], what this rank adds to the sum."""
-        return self.product(x)
+    def forward(self, x: Tensor, inputs: Span, *, adds_bias: bool) -> Tensor:
+        """[R, inputs.size], some of the inputs that this rank keeps -> [R, out_features]."""
+        return self.product.over(x, inputs, adds_bias=adds_bias)
 
 
 @dataclass(frozen=True, slots=True)

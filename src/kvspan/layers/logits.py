@@ -49,9 +49,11 @@ class Logits:
 
     def of_rows(self, numbers: Sequence[int]) -> "Logits":
         """Some of the rows, in this order; nothing is copied if it is all of them in theirs."""
-        if list(numbers) == list(range(len(self.mine))):
+        rows = list(numbers)
+        if rows == list(range(len(self.mine))):
             return self
-        return Logits(self.mine[list(numbers)], self.group, self.parts)
+        largest = self.largest and Best(self.largest.values[rows], self.largest.tokens[rows])
+        return Logits(self.mine[rows], self.group, self.parts, largest)
 
     def with_largest(self) -> "Logits":
         """These, with the largest of each row that this rank has. No collective."""

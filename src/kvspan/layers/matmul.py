@@ -31,16 +31,16 @@ class Product(Protocol):
         """x [R, inputs] -> x @ weight.T + bias, [R, outputs] in `x.dtype`."""
         ...
 
-    def wide(self, x: Tensor) -> Tensor:
-        """The same in float32, whatever the dtype of the factors."""
+    def wide(self, x: Tensor, outputs: Span | None = None) -> Tensor:
+        """The same in float32, whatever the dtype of the factors; of some outputs alone, if asked."""
         ...
 
-    def over(self, x: Tensor, inputs: Span) -> Tensor:
+    def over(self, x: Tensor, inputs: Span, *, adds_bias: bool = True, wide: bool = False) -> Tensor:
         """The same of rows that have some inputs alone: x [R, inputs.size], zeros everywhere else."""
         ...
 
     def some(self, x: Tensor, outputs: Span) -> Tensor:
-        """Some of the outputs alone, of a weight that is not gated: [R, outputs.size]."""
+        """Some of the outputs alone: [R, outputs.size]."""
         ...
 
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
@@ -73,19 +73,26 @@ class PlainProduct:
         made = F.linear(x, self._weight, self._bias)
         return row_ops(made).silu_mul(made) if self._gated else made
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Tensor, outputs: Span | None = None) -> Tensor:
         """See `Product`."""
-        return self(x).float()
+        return (self(x) if outputs is None else self.some(x, outputs)).float()
 
-    def over(self, x: Tensor, inputs: Span) -> Tensor:
+    def over(self, x: Tensor, inputs: Span, *, adds_bias: bool = True, wide: bool = False) -> Tensor:
         """See `Product`."""
-        return F.linear(x, self._weight[:, inputs.start : inputs.stop], self._bias)
+        bias = self._bias if adds_bias else None
+        made = F.linear(x, self._weight[:, inputs.start : inputs.stop], bias)
+        return made.float() if wide else made
 
     def some(self, x: Tensor, outputs: Span) -> Tensor:
         """See `Product`."""
-        assert not self._gated, "outputs of a gated weight are not told apart"
         rows = slice(outputs.start, outputs.stop)
-        return F.linear(x, self._weight[rows], None if self._bias is None else self._bias[rows])
+        if not self._gated:
+            return F.linear(x, self._weight[rows], None if self._bias is None else self._bias[rows])
+        if 2 * outputs.size == len(self._weight):
+            return self(x)  # as below, in one product
+        halves = [PlainProduct(*half).some(x, outputs) for half in self._halves()]
+        both = row_ops(x).side_by_side(halves)
+        return row_ops(both).silu_mul(both)
 
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
         """See `Product`."""
@@ -94,6 +101,11 @@ class PlainProduct:
         rows = self._weight.new_zeros(len(numbers), self._weight.shape[1])
         rows[mine] = self._weight[local[mine]]
         return rows
+
+    def _halves(self) -> list[tuple[Tensor, Tensor | None]]:
+        """Weight and bias of the gates, and of the ups."""
+        biases = (None, None) if self._bias is None else self._bias.chunk(2)
+        return list(zip(self._weight.chunk(2), biases, strict=True))
 
 
 class PackedProduct:
@@ -129,21 +141,28 @@ class PackedProduct:
         """See `Product`."""
         return self._made(x, self._whole)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Tensor, outputs: Span | None = None) -> Tensor:
         """See `Product`."""
-        return self._made(x, self._whole, torch.float32)
+        if outputs is None:
+            return self._made(x, self._whole, torch.float32)
+        return self._some(x, outputs, torch.float32)
 
-    def over(self, x: Tensor, inputs: Span) -> Tensor:
+    def over(self, x: Tensor, inputs: Span, *, adds_bias: bool = True, wide: bool = False) -> Tensor:
         """See `Product`."""
         odd = inputs.start % 2  # inputs lie in pairs
         x = F.pad(x, (1, 0)) if odd else x
-        return self._made(x, self._whole._replace(first_input=inputs.start - odd, inputs=x.shape[1]))
+        first = inputs.start - odd
+        part = self._whole._replace(first_input=first, inputs=x.shape[1], adds_bias=adds_bias)
+        return self._made(x, part, torch.float32 if wide else torch.bfloat16)
 
     def some(self, x: Tensor, outputs: Span) -> Tensor:
         """See `Product`; panels are read whole."""
-        before = outputs.start % PANEL
+        return self._some(x, outputs, torch.bfloat16)
+
+    def _some(self, x: Tensor, outputs: Span, dtype: torch.dtype) -> Tensor:
+        before = outputs.start % (PANEL // 2 if self._gated else PANEL)
         first, num_outputs = outputs.start - before, before + outputs.size
-        made = self._made(x, self._whole._replace(first_output=first, outputs=num_outputs))
+        made = self._made(x, self._whole._replace(first_output=first, outputs=num_outputs), dtype)
         return made[:, before:]
 
     def rows(self, numbers: Tensor, *, first: int) -> Tensor:
@@ -155,7 +174,6 @@ class PackedProduct:
 
     def _made(self, x: Tensor, part: "_Part", dtype: torch.dtype = torch.bfloat16) -> Tensor:
         assert x.dtype == torch.bfloat16, "a packed weight is multiplied in bf16"
-        assert not self._gated or part == self._whole, "a gated weight is multiplied whole"
         layer = self._layer if part == self._whole else self._layer.part(*part)
         out = torch.empty(x.shape[0], part.outputs, dtype=dtype)
         if x.stride(1) != 1:
@@ -179,12 +197,14 @@ class _Part(NamedTuple):
         outputs: how many.
         first_input: the first of a pair.
         inputs: how many.
+        adds_bias: whether products add the bias, if there is one.
     """
 
     first_output: int
     outputs: int
     first_input: int
     inputs: int
+    adds_bias: bool = True
 
 
 class Arena:

@@ -1,10 +1,14 @@
-"""The SiLU-gated MLP, its inner dim shared over a group. Knows groups; knows no models."""
+"""The SiLU-gated MLP, its inner dim shared over a group, and for few rows over a team of such groups.
+
+Knows groups; knows no models.
+"""
 
 from torch import Tensor, nn
 
 from kvspan.comm.group import Group
 from kvspan.layers.linear import GatedLinear, RowLinear, Storage
 from kvspan.layers.parameter import Target, linear_targets
+from kvspan.layers.team import Team
 from kvspan.topology import cut
 
 
@@ -23,22 +27,30 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.bias = (inner_size, hidden_size), bias
-        self.part = cut(inner_size, parts=group.size, index=group.rank)
+        self.part, self.group = cut(inner_size, parts=group.size, index=group.rank), group
         self.gate_up = GatedLinear(hidden_size, self.part.size, bias=bias, storage=storage)
-        self.down = RowLinear(self.part.size, hidden_size, bias=bias, group=group, storage=storage)
+        self.down = RowLinear(
+            self.part.size, hidden_size, bias=bias, adds_bias=group.rank == 0, storage=storage
+        )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, team: Team) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
-        result: Tensor = self.down(self._inner(x))
-        return result
+        summand = team.scattered(self.summand(team.gathered(x), team))
+        return self.group.all_reduce(summand).wait()
 
-    def summand(self, x: Tensor) -> Tensor:
-        """[R, hidden_size] -> [R, hidden_size], what this rank adds to the sum over the group."""
-        return self.down.summand(self._inner(x))
+    def summand(self, x: Tensor, team: Team) -> Tensor:
+        """What this rank adds to the sum over the group, and over the team.
 
-    def _inner(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.gate_up(x)
-        return inner
+        Args:
+            x: [R, hidden_size], rows of the whole team.
+            team: who shares this rank's part of the inner dim.
+
+        Returns:
+            [R, hidden_size].
+        """
+        part = team.part(self.part.size)
+        summand: Tensor = self.down(self.gate_up(x, part), part, adds_bias=team.rank == 0)
+        return summand
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets: fused gate and up here, two tensors in the checkpoint."""

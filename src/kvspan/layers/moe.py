@@ -17,6 +17,7 @@ from kvspan.layers.linear import ColumnLinear, Storage
 from kvspan.layers.mlp import GatedMLP
 from kvspan.layers.parameter import Target, whole
 from kvspan.layers.routing import Router
+from kvspan.layers.team import Team
 from kvspan.topology import Span, cut
 
 
@@ -55,16 +56,17 @@ class MoE(nn.Module):
         if moe.shared_gate:
             self.shared_gate = ColumnLinear(hidden_size, 1, bias=False, storage=storage)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, team: Team) -> Tensor:
         """[R, hidden_size] -> [R, hidden_size]."""
-        summand = self.experts(x, self.router(x), self._shared(x))
-        return self.group.all_reduce(summand).wait()
+        x = team.gathered(x)
+        summand = self.experts(x, self.router(x), self._shared(x, team), team)
+        return self.group.all_reduce(team.scattered(summand)).wait()
 
-    def _shared(self, x: Tensor) -> Shared | None:
+    def _shared(self, x: Tensor, team: Team) -> Shared | None:
         if self.shared is None:
             return None
         gate = None if self.shared_gate is None else self.shared_gate(x)
-        return Shared(self.shared.summand(x), gate)
+        return Shared(self.shared.summand(x, team), gate)
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
         """Targets; Hugging Face calls shared experts by one name with a gate, and by another without."""

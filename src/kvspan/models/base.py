@@ -1,6 +1,6 @@
 """What every model is given and what it must offer. Knows no loader and no scheduler."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +40,8 @@ class Batch:
 
     Args:
         token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
-        positions: [R] int64, place of each token in its sequence.
+        positions: [R] int64, place of each token in its sequence. Idle rows come last: they see no key
+            and are nobody's, and make decode steps of a team alike (`worker.share`).
         attending: which of them this rank attends for, n in all; the others have another rank for a
             home. What comes below counts those.
         row_sizes: rows of each PCP coordinate whose keys are gathered; of n they are the first.
@@ -48,6 +49,8 @@ class Batch:
         asking: rows whose queries go to the keys: those that are spread, and those that are local.
         asking_rows: which they are, spread ones before local ones.
         gathered: rows whose keys come to them, and what they see.
+        team: rows that each PCP coordinate brings where they multiply them as a team (`layers.team`);
+            empty = each works alone.
     """
 
     token_ids: Tensor
@@ -58,6 +61,7 @@ class Batch:
     asking: tuple["Asking", "Asking"]
     asking_rows: slice | Tensor
     gathered: GatherPlan
+    team: tuple[int, ...]
 
     def by_reach(self, asking: Tensor) -> tuple[Tensor, Tensor]:
         """[rows that ask, ...] -> those that are spread, and those that are local."""
@@ -120,8 +124,16 @@ class Model(Protocol):
         """
         ...
 
-    def logits(self, hidden: Tensor) -> Logits:
-        """[n, hidden_size] -> [n, vocab_size] float32, shared out over ranks."""
+    def logits(self, hidden: Tensor, team: Sequence[int] = ()) -> Logits:
+        """Logits of some rows, shared out over ranks.
+
+        Args:
+            hidden: [n, hidden_size].
+            team: how many rows each PCP coordinate brings to have all of theirs made; empty = these.
+
+        Returns:
+            [n, vocab_size] float32, or of everybody's rows in order of the coordinates.
+        """
         ...
 
     def weight_targets(self) -> dict[str, Target]:

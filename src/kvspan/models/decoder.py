@@ -5,7 +5,7 @@
 What sets models apart is handed in: how a layer's attention and its feed-forward part are made.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from kvspan.layers.norm import RMSNorm
 from kvspan.layers.parameter import Target, sliced, whole
 from kvspan.layers.rotary import Rotary, Rotation
 from kvspan.layers.routing import Router
+from kvspan.layers.team import Team
 from kvspan.models.base import Batch, RankContext
 
 _PREDICTION_JOINTS = (
@@ -55,8 +56,8 @@ class Attention(Protocol):
 class FeedForward(Protocol):
     """What a layer does to each row by itself."""
 
-    def __call__(self, x: Tensor, /) -> Tensor:
-        """[R, hidden_size] -> [R, hidden_size]."""
+    def __call__(self, x: Tensor, team: Team, /) -> Tensor:
+        """[R, hidden_size] -> [R, hidden_size]; the team is who multiplies the rows."""
         ...
 
     def weight_targets(self, theirs: str, ours: str) -> dict[str, Target]:
@@ -101,18 +102,13 @@ class Decoder(nn.Module):
         feed_forward: Callable[[int], FeedForward],
     ) -> None:
         super().__init__()
-        self.config = config
-        vocab = (config.vocab_size, config.hidden_size)
-        self.embed = VocabEmbedding(*vocab, group=context.tp, storage=context.storage)
+        self.config, self._coordinates = config, context.row_groups.pcp
+        self.embed = _embedding(config, context)
         self.layers = nn.ModuleList(
             DecoderLayer(config, context, attention(), feed_forward(i)) for i in range(config.num_layers)
         )
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps, storage=context.storage)
-        self.head = (
-            self.embed
-            if config.tie_word_embeddings
-            else VocabEmbedding(*vocab, group=context.tp, storage=context.storage)
-        )
+        self.head = self.embed if config.tie_word_embeddings else _embedding(config, context)
         rotated = config.head_dims.rotary
         self._rotary = Rotary(config.rope, head_dim=rotated, device=context.storage.device)
 
@@ -123,18 +119,19 @@ class Decoder(nn.Module):
     def forward(self, batch: Batch, rotation: Rotation) -> Tensor:
         """See `Model.forward`."""
         hidden: Tensor = self.embed(batch.token_ids)
+        team = Team(self._coordinates, batch.team)
         layers = self._decoder_layers()
         next_norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         normed: Tensor = layers[0].attention_norm(hidden)
         for layer, next_norm in zip(layers, next_norms, strict=True):
             # A layer's sum and the norm after it are one pass over the residual stream, `hidden`.
             normed = layer.mlp_norm.of_sum(hidden, layer.attention(normed, rotation, batch))
-            normed = next_norm.of_sum(hidden, layer.mlp(normed))
+            normed = next_norm.of_sum(hidden, layer.mlp(normed, team))
         return normed
 
-    def logits(self, hidden: Tensor) -> Logits:
+    def logits(self, hidden: Tensor, team: Sequence[int] = ()) -> Logits:
         """See `Model.logits`."""
-        return self.head.logits(hidden)
+        return self.head.logits(hidden, Team(self._coordinates, team))
 
     def settle(self) -> None:
         """See `Model.settle`."""
@@ -184,6 +181,16 @@ class Decoder(nn.Module):
 
     def _decoder_layers(self) -> list["DecoderLayer"]:
         return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+
+
+def _embedding(config: ModelConfig, context: RankContext) -> VocabEmbedding:
+    return VocabEmbedding(
+        config.vocab_size,
+        config.hidden_size,
+        group=context.tp,
+        everyone=context.row_groups.vocabulary,
+        storage=context.storage,
+    )
 
 
 class DecoderLayer(nn.Module):

@@ -57,6 +57,7 @@ class ForwardCase:
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates ...
         alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
         together_tokens: latents from which on coordinates make keys and values of them together.
+        team_rows: rows of each coordinate up to which they multiply them as a team.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -74,6 +75,7 @@ class ForwardCase:
     least_tokens_to_split: int = 1
     alone_tokens: int = sys.maxsize
     together_tokens: int = sys.maxsize
+    team_rows: int = 0
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
@@ -109,7 +111,7 @@ class Forward:
         logits: for each sequence [tokens, vocabulary] float32, as rank 0 has them.
         calls: for each rank its collectives, group by group, in order; a group of one makes none.
         dcp_calls: those of its DCP group.
-        group_calls: for each rank those of each group: TP, DCP, PCP, and columns if it is another.
+        group_calls: for each rank those of each group: TP, DCP, PCP, columns if that is one more, all.
     """
 
     logits: list[Tensor]
@@ -167,7 +169,8 @@ def _rank(
             everything = np.ones(ends[-1], np.bool_)
             ran = runner.run(batch)
             hidden = restored(ran.hidden, shares, everything, context.row_groups.pcp)
-            logits = (ran.logits or model.logits(hidden)).whole().clone()  # the next step writes there
+            made = ran.logits if case.topology.pcp_size == 1 else None  # a team's are in its order
+            logits = (made or model.logits(hidden)).whole().clone()  # the next step writes there
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups
@@ -253,6 +256,7 @@ def _shares(step: Step, mirrors: Mirrors, case: ForwardCase, rule: PrefillRule, 
         rank,
         num_homes=case.num_homes,
         least_tokens=case.least_tokens_to_split,
+        team_rows=case.team_rows,
     )
 
 

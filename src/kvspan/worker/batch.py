@@ -16,6 +16,7 @@ from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
+from kvspan.layout import NO_SLOT
 from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
@@ -90,6 +91,7 @@ def build_batch(
         workspace: what keys are gathered in.
     """
     device, keyed, through = workspace.device, shares.keyed_parts, shares.network_parts
+    idle = np.zeros(shares.num_idle, np.int64)  # of nobody: any token, and no slot
     known = [mirrors[row.request_id] for row in rows]
     tables = [mirror.table for mirror in known]
     joined = JoinedTables(tables)
@@ -101,25 +103,33 @@ def build_batch(
     return Batch(
         token_ids=_tensor(
             [
-                known[row].tokens.values[start : start + num_tokens]
-                for row, start, num_tokens in through.parts
+                *(
+                    known[row].tokens.values[start : start + num_tokens]
+                    for row, start, num_tokens in through.parts
+                ),
+                idle,
             ],
             device,
         ),
-        positions=_tensor([through.position], device),
+        positions=_tensor([through.position, idle], device),
         attending=_attending(shares, device),
         row_sizes=shares.row_sizes,
-        writes=_writes(joined.slots(keyed.row, keyed.position), workspace.block_size, device),
+        writes=_writes(
+            np.concatenate([joined.slots(keyed.row, keyed.position), idle + NO_SLOT]),
+            workspace.block_size,
+            device,
+        ),
         asking=asking,
         asking_rows=row_numbers(asking_rows, device),
         gathered=_plan(rows, tables, gathered, shares, workspace),
+        team=shares.team,
     )
 
 
 def _attending(shares: Shares, device: torch.device) -> slice | torch.Tensor:
     """Of the rows that this rank takes through the network, those that it attends for."""
     if shares.network_parts is shares.own_parts:
-        return slice(0, shares.own_parts.num_tokens)
+        return slice(0, shares.own_parts.num_tokens + shares.num_idle)
     return _in_order(shares.places(shares.own_parts), device)
 
 
@@ -137,6 +147,8 @@ def _asking(
     else:
         local = [*shares.local_parts]
         spread, is_local = asks, ~does_travel
+    idle = shares.num_idle
+    spread, is_local = np.pad(spread, (0, idle)), np.pad(is_local, (0, idle), constant_values=True)
     asking = (
         Asking(
             row_numbers(np.flatnonzero(spread), device),
@@ -146,7 +158,7 @@ def _asking(
         Asking(
             row_numbers(np.flatnonzero(is_local), device),
             (int(is_local.sum()),),
-            _keys(_as_parts(local, own), tables, device),
+            _keys(_as_parts(local, own), tables, device, num_idle=idle),
         ),
     )
     return asking, np.flatnonzero(spread | is_local)
@@ -157,17 +169,21 @@ def _as_parts(parts: list[Part], own: Parts) -> Parts:
     return own if parts == own.parts else Parts(parts)
 
 
-def _keys(parts: Parts, tables: JoinedTables, device: torch.device) -> KeyIndex:
-    """What rows see of this rank's keys: those of the positions up to their own."""
-    if not parts.parts:  # as below, and in every decode there are rows of one reach only
+def _keys(parts: Parts, tables: JoinedTables, device: torch.device, *, num_idle: int = 0) -> KeyIndex:
+    """What rows see of this rank's keys: those of the positions up to their own; idle ones see none."""
+    if (
+        not parts.parts and not num_idle
+    ):  # as below, and in every decode there are rows of one reach only
         return _NO_KEYS
     joined = tables.chosen([part.row for part in parts.parts])
     sizes = [part.num_tokens for part in parts.parts]
     last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), parts.position + 1)
+    last = np.pad(last, (0, num_idle))
+    starts = np.pad(joined.block_starts, (0, num_idle), mode="edge")
     host = torch.device("cpu")
     flat = FlatIndex(
-        row_starts=_tensor([np.cumsum([0, *sizes])], host),
-        table_starts=torch.from_numpy(joined.block_starts),
+        row_starts=_tensor([np.cumsum([0, *sizes, *[1] * num_idle])], host),
+        table_starts=torch.from_numpy(starts),
         blocks=torch.from_numpy(joined.blocks),
         first=torch.zeros(len(last), dtype=torch.int64),
         last=torch.from_numpy(last),

@@ -1,12 +1,13 @@
 """Hidden states -> what a step gives: sampled tokens and log-probabilities.
 
-Each PCP coordinate chooses the tokens of its own rows, and only tokens travel. Rows that ask for more
-are brought to the first coordinate. Every rank of one makes its part of the logits, in the same number
+Each PCP coordinate chooses the tokens of its own rows, and only tokens travel; where coordinates are a
+team, they share the vocabulary out and choose for all rows. Rows that ask for more are brought to the
+first coordinate. Every rank of one makes its part of the logits, in the same number
 of pieces, and helps to draw from it; rank 0 alone reports.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 
@@ -96,7 +97,8 @@ class Outputs:
         chosen: Sequence[Sampled] | None = None
         prompts = [_Scored()] * len(rows)
         if all(row.is_plain for row in asked) and all(m.params.prompt_logprobs is None for m in known):
-            chosen = self._by_coordinates(ran, shares, ends[sampling] - 1, asked)
+            choose = self._by_team if shares.team else self._by_coordinates
+            chosen = choose(ran, shares, ends[sampling] - 1, asked)
         if chosen is None:
             hidden = restored(ran.hidden, shares, self.wanted(rows, mirrors), self._pcp)
             if self._pcp.rank > 0:
@@ -106,7 +108,8 @@ class Outputs:
                 self._prompt(row, mirror, hidden[a:])
                 for row, mirror, a in zip(rows, known, starts, strict=True)
             ]
-            chosen = self._chosen(replace(ran, hidden=hidden), ends[sampling] - 1, asked)
+            here = ran if self._pcp.size == 1 else Ran(hidden)  # a team's logits are in another order
+            chosen = self._chosen(here, ends[sampling] - 1, asked)
         if not self._is_speaker:
             return ()
         sampled = dict(zip(sampling, chosen, strict=True))
@@ -137,11 +140,37 @@ class Outputs:
         chosen = dict(zip(chain.from_iterable(numbers), gathered, strict=True))
         return [Sampled(row.request_id, chosen[i]) for i, row in enumerate(asked)]
 
+    def _by_team(
+        self, ran: Ran, shares: Shares, ends: NDArray[np.int64], asked: Sequence[SamplingRow]
+    ) -> Sequence[Sampled] | None:
+        """The same by all coordinates for all rows, of logits that they share out."""
+        if not asked:
+            return ()
+        places, numbers = zip(*_ended_by_each(ends, shares, self._pcp), strict=True)
+        if ran.logits is not None:
+            first = np.cumsum([0, *shares.team])
+            logits = ran.logits.of_rows(
+                [int(first[c] + place) for c, its in enumerate(places) for place in its]
+            )
+        else:
+            own = row_numbers(places[self._pcp.rank], ran.hidden.device)
+            with self._recorder.span("linear"):
+                hidden = some_rows(ran.hidden, own)
+                logits = self._model.logits(hidden, [len(each) for each in numbers])
+        rows = [asked[i] for i in chain.from_iterable(numbers)]
+        tokens = self._drawn(logits, rows).tolist()
+        if _UNUSABLE in tokens:
+            return None
+        by_row = dict(zip(chain.from_iterable(numbers), tokens, strict=True))
+        return [Sampled(row.request_id, by_row[i]) for i, row in enumerate(asked)]
+
     def _tokens(self, ran: Ran, ends: NDArray[np.int64], asked: Sequence[SamplingRow]) -> Tensor:
         """[R] int64 of rows that are plain, of logits that stay shared out; -1 where they are no use."""
         if not asked:
             return torch.empty(0, dtype=torch.int64, device=ran.hidden.device)
-        logits = self._logits(ran, ends)
+        return self._drawn(self._logits(ran, ends), asked)
+
+    def _drawn(self, logits: Logits, asked: Sequence[SamplingRow]) -> Tensor:
         best = logits.best()
         if not all(map(isfinite, best.values.tolist())):
             return torch.full_like(best.tokens, _UNUSABLE)

@@ -53,7 +53,8 @@ class Ran:
 
     Args:
         hidden: [R, hidden_size], the final hidden states, whole on every rank.
-        logits: of all the rows, with the largest of each; None = nobody has made them yet.
+        logits: of all the rows, or of all rows of the team, with the largest of each; None = nobody has
+            made them yet.
     """
 
     hidden: Tensor
@@ -66,7 +67,7 @@ class Runner:
     Args:
         model: whose they are; its cache is allocated anew for none but a new runner.
         recorder: notes the time that calls take.
-        scores: whether all rows' logits are made here, and so can be on tape.
+        scores: whether all rows' logits are made here, and so can be on tape, as those of a team can.
     """
 
     def __init__(self, model: Model, recorder: Recorder, *, scores: bool = False) -> None:
@@ -84,7 +85,8 @@ class Runner:
         elif shape is not None and self._steps_before(shape) >= STEPS_BEFORE:
             return self._record(shape, batch, rotation)
         if taped is None:
-            return Ran(self._model.forward(batch, rotation))
+            hidden = self._model.forward(batch, rotation)
+            return self._scored(hidden, batch.team) if batch.team else Ran(hidden)
         taped.inputs.take(batch, rotation)
         self._play(taped)
         return taped.ran
@@ -108,7 +110,9 @@ class Runner:
         tape = Tape(inputs.tensors, self._scratch)
         there = inputs.batch(batch)
         with self._recorder.naming(tape.num_calls) as collectives:
-            ran = tape.record(lambda: self._scored(self._model.forward(there, inputs.rotation)))
+            ran = tape.record(
+                lambda: self._scored(self._model.forward(there, inputs.rotation), there.team)
+            )
         while len(self._tapes) >= MOST_SHAPES:
             self._tapes.popitem(last=False)
         if ran.logits is not None:  # of all tapes in the same memory, as there is much of it
@@ -116,11 +120,11 @@ class Runner:
         self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, ran, collectives)
         return ran
 
-    def _scored(self, hidden: Tensor) -> Ran:
-        """With logits behind them, if rows are few."""
-        if not self._scores or len(hidden) > MOST_SCORED_ROWS:
+    def _scored(self, hidden: Tensor, team: tuple[int, ...]) -> Ran:
+        """With logits behind them, if rows are few: a team makes them with and without a tape."""
+        if not (self._scores or team) or (sum(team) or len(hidden)) > MOST_SCORED_ROWS:
             return Ran(hidden)
-        return Ran(hidden, self._model.logits(hidden).with_largest())
+        return Ran(hidden, self._model.logits(hidden, team).with_largest())
 
     def _play(self, taped: "_Taped") -> None:
         if not self._recorder.on:
@@ -138,6 +142,7 @@ class _Shape(NamedTuple):
     Args:
         num_rows: of this rank.
         num_keyed: rows whose keys come here.
+        team: `Batch.team`.
         row_sizes: `Batch.row_sizes`.
         asking: of each of `Batch.asking` the rows of each rank of its group.
         rooms: of each of them, blocks of all sequences' tables that there is memory for, a power of two;
@@ -146,6 +151,7 @@ class _Shape(NamedTuple):
 
     num_rows: int
     num_keyed: int
+    team: tuple[int, ...]
     row_sizes: tuple[int, ...]
     asking: tuple[tuple[int, ...], ...]
     rooms: tuple[int, ...]
@@ -156,6 +162,7 @@ class _Shape(NamedTuple):
         asked, num_rows = [asking.keys for asking in batch.asking], len(batch.token_ids)
         is_decode = (
             any(keys.num_rows for keys in asked)
+            and len(set(batch.team)) <= 1
             and all(keys.num_rows == len(keys.tables) <= MOST_ROWS for keys in asked)
             and are_all(batch.attending, num_rows)
             and not batch.gathered.num_keys
@@ -165,7 +172,7 @@ class _Shape(NamedTuple):
             return None
         sizes = tuple(asking.sizes for asking in batch.asking)
         rooms = tuple(1 << len(keys.flat.blocks).bit_length() if keys.num_rows else 0 for keys in asked)
-        return cls(num_rows, len(batch.writes.blocks), batch.row_sizes, sizes, rooms)
+        return cls(num_rows, len(batch.writes.blocks), batch.team, batch.row_sizes, sizes, rooms)
 
 
 @dataclass(frozen=True, slots=True)

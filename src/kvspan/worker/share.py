@@ -102,6 +102,8 @@ class Shares:
         home: this rank's.
         is_spread: whether ranks keep different keys (W > 1), so that queries travel too.
         row_offsets: [rows of the step] int64: added to a position, its place among the step's tokens.
+        team: rows that each coordinate brings to linear layers that they share out (`layers.team`);
+            empty = each works alone.
     """
 
     travelling: Sequence[Sequence[Part]]
@@ -110,6 +112,7 @@ class Shares:
     home: int
     is_spread: bool
     row_offsets: Numbers
+    team: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -121,6 +124,7 @@ class Shares:
         *,
         num_homes: int,
         least_tokens: int,
+        team_rows: int,
     ) -> Self:
         """Deals the rows of a step out, as one rank sees it.
 
@@ -131,6 +135,7 @@ class Shares:
             rank: which of them.
             num_homes: P, or W where the ranks of a DCP group are homes, or 1 where nothing is.
             least_tokens: new tokens from which on a row is cut.
+            team_rows: rows of each coordinate up to which they multiply them as a team.
         """
         sizes = np.array([row.num_tokens for row in rows], np.int64)
         starts = np.array([row.start for row in rows], np.int64)
@@ -145,6 +150,7 @@ class Shares:
             topology.dcp_rank(rank) % num_homes,
             topology.dcp_size > 1,
             np.cumsum(sizes) - sizes - starts,
+            _team(rows, travelling, staying, most=team_rows),
         )
 
     @cached_property
@@ -179,6 +185,11 @@ class Shares:
         if len(self.travelling) == 1:
             return self.own_parts
         return Parts([*(p for its in self.travelling for p in its), *self.local_parts])
+
+    @property
+    def num_idle(self) -> int:
+        """Rows of nobody that this rank takes through the network after its own."""
+        return self.team[self.own] - self.own_parts.num_tokens if self.team else 0
 
     @property
     def row_sizes(self) -> tuple[int, ...]:
@@ -271,6 +282,26 @@ def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDA
     pairs = num_rows * num_cached + num_rows * num_rows // 2
     by_all: NDArray[np.bool_] = fresh | (pairs > PAIRS_WORTH_MEETING)
     return by_all
+
+
+def _team(
+    rows: Sequence[Row],
+    travelling: Sequence[Sequence[Part]],
+    staying: Sequence[Sequence[Part]],
+    *,
+    most: int,
+) -> tuple[int, ...]:
+    """What each coordinate brings to a team; empty = none is worth it: one has over `most` rows.
+
+    Where all rows decode it is equally many of each, so that steps have few shapes and each of them is
+    soon recorded (`worker.runner`): the missing ones are idle.
+    """
+    if len(travelling) == 1:
+        return ()
+    sizes = [sum(p.num_tokens for p in (*a, *b)) for a, b in zip(travelling, staying, strict=True)]
+    if all(row.num_tokens == 1 for row in rows):
+        sizes = [max(sizes)] * len(sizes)
+    return tuple(sizes) if 0 < max(sizes) <= most else ()
 
 
 def deal(

@@ -224,10 +224,11 @@ def group_name(topology: Topology, partition: Sequence[Sequence[int]]) -> str:
         "dcp": topology.dcp_groups(),
         "pcp": topology.pcp_groups(),
         "columns": topology.column_groups(),
+        "vocabulary": topology.vocabulary_groups(),
     }
     asked = [tuple(members) for members in partition]
     found = [name for name, groups in purposes.items() if groups == asked]
-    return "+".join(name for name in found if name != "columns" or len(found) == 1)
+    return "+".join([name for name in found if name in ("tp", "dcp", "pcp")] or found[:1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,7 @@ class Worker:
             self._rank,
             num_homes=self._resolved.num_homes,
             least_tokens=self._resolved.split_tokens,
+            team_rows=self._resolved.team_rows,
         )
         batch = build_batch(step.rows, shares, self._mirrors, rule=self._rule, workspace=self._workspace)
         return shares, batch

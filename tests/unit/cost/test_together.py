@@ -12,8 +12,9 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine, resolve
 from kvspan.cost.facts import Device, find_device, load_devices
 from kvspan.cost.latents import NEVER
+from kvspan.cost.pace import Pace
 from kvspan.cost.steptime import Deployment, StepCost
-from kvspan.cost.together import Pace, least_tokens_together, made_elements
+from kvspan.cost.together import least_tokens_together, made_elements
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import StepWork
 from kvspan.plan.models import find_model
@@ -21,8 +22,8 @@ from kvspan.topology import Topology
 
 R1 = find_model("DeepSeek-R1").config
 TWO = Topology(pcp_size=2, dcp_size=2)
-CORE = Pace(flops=170e9, gather_s=12e-6, bytes_s=4e9)
-GPU = Pace(flops=690e12, gather_s=20e-6, bytes_s=300e9)
+CORE = Pace(flops=170e9, read_bytes_s=24e9, gather_s=12e-6, bytes_s=4e9)
+GPU = Pace(flops=690e12, read_bytes_s=3.35e12, gather_s=20e-6, bytes_s=300e9)
 
 
 def least(topology: Topology, pace: Pace, *, model: str = "DeepSeek-R1", dtype_bytes: int = 2) -> int:
@@ -60,7 +61,7 @@ def test_sharing_is_no_slower_from_there_on(
 ) -> None:
     """Against both times written out: to make all of n latents, or a share and gather the others."""
     topology = Topology(pcp_size=p, dcp_size=p)
-    found = least(topology, Pace(flops, gather_s, bytes_s), dtype_bytes=dtype_bytes)
+    found = least(topology, Pace(flops, 24e9, gather_s, bytes_s), dtype_bytes=dtype_bytes)
     elements = made_elements(R1, topology)
 
     def gain_s(tokens: int) -> float:

@@ -3,6 +3,7 @@
 import math
 from itertools import product
 
+import msgspec
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,11 +14,13 @@ from kvspan.layers.experts import Experts
 from kvspan.layers.linear import Storage
 from kvspan.layers.moe import MoE
 from kvspan.layers.routing import Router, Routing
+from kvspan.layers.team import Team
 from kvspan.testing.ranks import CountingGroup, run_ranks
 from kvspan.topology import Span
 
 HIDDEN = 10
 EXACT = Storage(torch.float32, torch.device("cpu"))
+ALONE = Team(solo())
 ROUTINGS = {
     "softmax": MoeConfig(layers=(0,), num_experts=8, experts_per_token=3, intermediate_size=20),
     "softmax-normalised": MoeConfig(
@@ -90,7 +93,7 @@ def test_experts_add_up_and_unasked_ones_are_not_touched() -> None:
         layer.gate_up[unasked], layer.down[unasked] = torch.nan, torch.nan
     experts = torch.tensor([[0, 2, 3], [4, 3, 5], [3, 0, 4]])
     weights, x = torch.rand(3, 3), torch.randn(3, HIDDEN)
-    got = layer(x, Routing(experts, weights))
+    got = layer(x, Routing(experts, weights), None, ALONE)
     for row, place in product(range(3), range(3)):
         e = int(experts[row, place])
         gate, up = layer.gate_up[e, :20] @ x[row], layer.gate_up[e, 20:] @ x[row]
@@ -101,7 +104,7 @@ def test_experts_add_up_and_unasked_ones_are_not_touched() -> None:
 def test_no_rows_is_an_ordinary_input() -> None:
     moe = ROUTINGS["sigmoid-bias-groups-by-two"]
     layer = drawn(MoE(moe, HIDDEN, expert_parallel=False, group=solo(), storage=EXACT))
-    assert layer(torch.zeros(0, HIDDEN)).shape == (0, HIDDEN)
+    assert layer(torch.zeros(0, HIDDEN), ALONE).shape == (0, HIDDEN)
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])
@@ -115,9 +118,28 @@ def test_a_layer_makes_one_collective_and_may_keep_nothing(size: int, expert_par
         group = CountingGroup(world.group([range(world.size)]))
         layer = MoE(moe, HIDDEN, expert_parallel=expert_parallel, group=group, storage=EXACT)
         with torch.no_grad():
-            drawn(layer)(x)
+            drawn(layer)(x, ALONE)
         return [call.op for call in group.calls], layer.experts.down.numel()
 
     results = run_ranks(size, body)
     assert all(calls == ["all_reduce"] for calls, _ in results)
     assert sum(kept for _, kept in results) == 12 * 20 * HIDDEN
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("sizes", [(2, 2), (3, 0, 1), (0, 5), (1, 1, 1, 1, 1)], ids=str)
+def test_a_team_gives_each_of_its_ranks_what_it_would_have_alone(
+    sizes: tuple[int, ...], expert_parallel: bool
+) -> None:
+    """An inner dim of 80 is 3 pieces of up to 32: with 5 ranks some read no weights at all."""
+    moe = msgspec.structs.replace(ROUTINGS["softmax"], intermediate_size=80, shared_intermediate_size=80)
+    x = torch.randn(sum(sizes), HIDDEN, generator=torch.Generator().manual_seed(1))
+    alone = drawn(MoE(moe, HIDDEN, expert_parallel=expert_parallel, group=solo(), storage=EXACT))
+    wanted = alone(x, ALONE)
+
+    def body(world: LocalWorld) -> torch.Tensor:
+        team = Team(world.group([range(world.size)]), sizes)
+        layer = drawn(MoE(moe, HIDDEN, expert_parallel=expert_parallel, group=solo(), storage=EXACT))
+        return layer(x.split(list(sizes))[world.rank], team)
+
+    torch.testing.assert_close(torch.cat(run_ranks(len(sizes), body)), wanted, atol=1e-5, rtol=1e-5)
