@@ -242,7 +242,9 @@ def test_logits_on_tape_choose_what_logits_in_python_choose(
     )
     ranks = 1 if layout == "T1" else 2
     on_tape = _decoded(tmp_path, params, layout)
-    if layout != "P2-W2-team" or params.logprobs is None:  # else the first coordinate makes them for itself
+    if (
+        layout != "P2-W2-team" or params.logprobs is None
+    ):  # else the first coordinate makes them for itself
         assert len(num_made) == 2 * ranks  # of the prompt, and of the step that is recorded
     num_made.clear()
     monkeypatch.setattr(runner, "MOST_SCORED_ROWS", 0)

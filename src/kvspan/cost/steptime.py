@@ -65,15 +65,17 @@ class Habits:
             not as they are projected.
         sum_bytes: of an element of partial results that are summed over ranks.
         prefill_strategy: what travels for cached context (`cost.prefill`).
+        teams: whether PCP coordinates share weights out in steps of few rows (`cost.team`).
     """
 
     gather_latent_queries: bool = False
     sum_bytes: int = SUM_BYTES
     prefill_strategy: str = FEWEST_BYTES
+    teams: bool = True
 
 
 KVSPAN = Habits()
-PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2, prefill_strategy="allgather_kv")
+PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2, prefill_strategy="allgather_kv", teams=False)
 """Of the engine whose figures with DCP are published."""
 
 
@@ -148,7 +150,8 @@ class StepCost:
         )
         pace = Pace.of_device(on.device, topology)
         self._together_from = least_tokens_together(model, topology, pace, dtype_bytes=ACTIVATION_BYTES)
-        self._team_rows = most_team_rows(model, topology, pace, weights=self.weights)
+        most = most_team_rows(model, topology, pace, weights=self.weights)
+        self._team_rows = most if on.habits.teams else 0
         local_token = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=on.kv_dtype_bytes)
         self._kv_layer_bytes = local_token / model.num_layers
 
@@ -165,16 +168,18 @@ class StepCost:
         model, rates = self.on.model, self.rates
         rows = work.busiest_rows(self.on.topology.pcp_size)
         layers, w = model.num_layers, self.weights
+        team = self._team_of(work)
         return {
             "projections": layers * (self._projections_s(work, rows) + self._absorb_s(work)),
             "attention": layers * self._attention_s(work),
             "gather queries": layers * self._gathers_s(work),
             "exchange": layers * self._exchanges_s(work),
             "gather keys": layers * self._gather_keys_s(work),
-            "mlp": w.num_dense_layers * self._matrices_s(w.dense, rows),
-            "experts": w.num_expert_layers * self._experts_s(rows),
-            "all-reduce": (2 * layers + 1) * self._all_reduce_s(rows),
-            "logits": self._logits_s(work.num_sampled),
+            "mlp": w.num_dense_layers * self._matrices_s(w.dense, rows, team=team),
+            "experts": w.num_expert_layers * self._experts_s(rows, team=team),
+            "all-reduce": (2 * layers + 1) * self._all_reduce_s(rows)
+            + layers * self._team_s(rows, team),
+            "logits": self._logits_s(work.num_sampled, team=team),
             "rows": layers * rates.layer_row_us * max(rows - 1, 0) * 1e-6,
             "host": (rates.step_us + rates.row_us * work.num_tokens) * 1e-6,
         }
@@ -318,36 +323,49 @@ class StepCost:
         """Ranks that share out making keys and values of latents for the same heads."""
         return self.on.topology.pcp_size if work.local_keys >= self._together_from else 1
 
-    def _experts_s(self, rows: float) -> float:
+    def _team_of(self, work: StepWork) -> int:
+        """Coordinates that share weights out in a step; 1 = each works alone."""
+        p = self.on.topology.pcp_size
+        return p if work.only_decodes and work.busiest_rows(p) <= self._team_rows else 1
+
+    def _team_s(self, rows: float, team: int) -> float:
+        """What it takes a team to bring rows together, and their sums back."""
+        whole = team * rows * self.on.model.hidden_size * ACTIVATION_BYTES
+        return self._whole_s("ag", whole, team) + self._whole_s("rs", whole, team)
+
+    def _experts_s(self, rows: float, *, team: int) -> float:
         """Shared experts, and of routed ones those that a row goes to: their weights are read once."""
         moe, w = self.on.model.moe, self.weights
         if moe is None:
             return 0.0
+        shared, rows = self._matrices_s(w.shared, rows, team=team), rows * team
         touched = distinct_experts(
             moe.num_experts, experts_per_token=moe.experts_per_token, num_tokens=rows
         )
         kept = touched * w.num_experts / moe.num_experts
         visits = rows * moe.experts_per_token * w.num_experts / moe.num_experts
         routed = sum(
-            self._operator_s(m.num_bytes * kept, 2 * m.params * visits, m.dtype) for m in w.expert
+            self._operator_s(m.num_bytes * kept / team, 2 * m.params * visits / team, m.dtype)
+            for m in w.expert
         )
-        return routed + self._matrices_s(w.shared, rows)
+        return routed + shared
 
     def _all_reduce_s(self, rows: float) -> float:
         whole = rows * self.on.model.hidden_size * ACTIVATION_BYTES
         return self._whole_s("ar", whole, self.on.topology.tp_size)
 
-    def _logits_s(self, num_sampled: float) -> float:
-        """Each PCP coordinate makes those of its own rows, and hands round their tokens."""
+    def _logits_s(self, num_sampled: float, *, team: int) -> float:
+        """Each PCP coordinate makes those of its own rows, and hands round tokens; or a team all of them."""
         topology = self.on.topology
         here = math.ceil(num_sampled / topology.pcp_size)
         handed = self._whole_s("ag", num_sampled * TOKEN_BYTES, topology.pcp_size)
         whole = here * self.on.model.vocab_size * LOGIT_BYTES
         gathered = self._whole_s("ag", whole, topology.tp_size)
-        return handed + self._matrices_s((self.weights.head,), here) + gathered
+        return handed + self._matrices_s((self.weights.head,), here, team=team) + gathered
 
-    def _matrices_s(self, matrices: Sequence[Matrix], rows: float) -> float:
-        return sum(self._operator_s(m.num_bytes, 2 * m.params * rows, m.dtype) for m in matrices)
+    def _matrices_s(self, matrices: Sequence[Matrix], rows: float, *, team: int = 1) -> float:
+        """Products with some rows, or with so many of each rank of a team by its part of the weights."""
+        return sum(self._operator_s(m.num_bytes / team, 2 * m.params * rows, m.dtype) for m in matrices)
 
     def _operator_s(self, read_bytes: float, flops: float, dtype: str) -> float:
         """One operator: what takes longer, and a kernel's least time."""

@@ -4,6 +4,8 @@ import pytest
 
 from kvspan.config.model import parse_model_config
 from kvspan.cost.reads import kv_bytes_read, weight_bytes_read
+from kvspan.cost.weights import WeightDtypes, active_params, rank_weights
+from kvspan.plan.models import find_model
 from kvspan.testing.tiny import TINY, tiny_llama
 from kvspan.topology import Topology
 
@@ -44,3 +46,21 @@ def test_experts_that_no_row_picked_are_not_read() -> None:
     )
     embedding = 999 * 360 * 4  # rows of it that the larger step reads more
     assert many - few - embedding == pytest.approx(experts * unread, rel=1e-6)
+
+
+def test_a_team_reads_feed_forward_parts_and_output_once() -> None:
+    model = find_model("SmolLM2-135M").config
+    bytes_of_two = 2 * 2 * active_params(model)
+    sizes = {"num_rows": 4, "dtype_bytes": 2, "coordinates": 2}
+    assert weight_bytes_read(model, bytes_of_two, **sizes) == bytes_of_two
+    shared = 2 * (30 * 3 * 576 * 1536 + 49152 * 576)
+    assert weight_bytes_read(model, bytes_of_two, **sizes, as_team=True) == bytes_of_two - shared
+
+
+def test_coordinates_read_experts_of_their_own_rows_and_a_team_those_of_all() -> None:
+    config = parse_model_config(TINY["qwen3-moe"], where="tiny")
+    alone = weight_bytes_read(config, 2 * 10**9, num_rows=2, dtype_bytes=4, coordinates=2)
+    assert alone == 2 * weight_bytes_read(config, 10**9, num_rows=1, dtype_bytes=4)
+    team = weight_bytes_read(config, 2 * 10**9, num_rows=2, dtype_bytes=4, coordinates=2, as_team=True)
+    whole = rank_weights(config, Topology(), replicate_q=False, dtypes=WeightDtypes())
+    assert alone - team > whole.head.params * 4  # two rows pick more experts than one, and fewer than 2

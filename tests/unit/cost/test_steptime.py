@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvspan.cost.facts import Device, find_device, load_devices
 from kvspan.cost.memory import kv_bytes_per_global_token
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import KVSPAN, Deployment, StepCost
 from kvspan.cost.weights import WeightDtypes, rank_weights
 from kvspan.cost.work import StepWork, decode_work
 from kvspan.layout import CacheLayout
@@ -197,3 +197,16 @@ def test_an_exchange_that_is_gathered_and_scattered_is_played_where_there_is_non
     on = replace(cost_of("Llama-3.1-70B", tp=8).on, exchange="ag_rs", device=host(in_python=False))
     work = decode_work(4096, batch=4)
     assert StepCost(on).step_s(work) < StepCost(on, in_python=True).step_s(work)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_team_reads_a_part_where_rows_are_few_and_nothing_changes_where_they_are_many(
+    name: str,
+) -> None:
+    team = cost_of(name, tp=1, dcp=4, pcp=4)
+    alone = StepCost(replace(team.on, habits=replace(KVSPAN, teams=False)))
+    few, many = (decode_work(8192, batch=n) for n in (16, 4 * 300))
+    assert team.step_s(few) < 0.8 * alone.step_s(few)
+    assert team.parts_s(many) == alone.parts_s(many)
+    chunk = StepWork.of([(8192, 1)] * 16 + [(0, 64)], num_sampled=17, ways=team.ways)
+    assert team.parts_s(chunk) == alone.parts_s(chunk)  # counted for steps that only decode
