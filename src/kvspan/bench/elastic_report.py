@@ -100,13 +100,18 @@ def curve_table(measured: Measured) -> TextTable:
     return TextTable(f"{title_of(measured)}: TPOT, {batch} sequences", columns, rows)
 
 
+def traffic_tables(measured: Measured, trace: str) -> list[TextTable]:
+    """Everything about a trace."""
+    return [table(measured, trace) for table in (traffic_table, latency_table, steps_table)]
+
+
 def traffic_table(measured: Measured, trace: str) -> TextTable:
     """What each rival gave, medians of the rounds."""
     rows = [(called(measured, who), *_given(_of(measured, trace, who))) for who in rivals_of(measured)]
     title = f"{title_of(measured)}: {trace} traffic, {measured.cache_tokens:,} tokens of cache a rank"
     columns = (
-        "rival", "tok/s", "while asked", "tail", "answered", "refused", "of output", "preempted",
-        "spilled", "good req/s", "steps", "with exchange", "prompt shared",
+        "rival", "tok/s", "while asked", "tail", "answered", "refused", "of output", "good req/s",
+        "preempted", "spilled",
     )  # fmt: skip
     return TextTable(title, columns, rows)
 
@@ -120,6 +125,13 @@ def latency_table(measured: Measured, trace: str) -> TextTable:
         rows.append((name, "short", *_waits([t.short for t in rounds])))
         rows.append((name, "long", *_waits([t.long for t in rounds])))
     return TextTable(f"{title_of(measured)}: {trace} traffic, waiting", columns, rows)
+
+
+def steps_table(measured: Measured, trace: str) -> TextTable:
+    """What steps each rival's engines made, medians of the rounds."""
+    columns = ("rival", "steps", "with exchange", "its ms", "without, ms", "prompt shared")
+    rows = [(called(measured, who), *_stepped(_of(measured, trace, who))) for who in rivals_of(measured)]
+    return TextTable(f"{title_of(measured)}: {trace} traffic, steps", columns, rows)
 
 
 def verdicts(measured: Measured) -> list[str]:
@@ -213,7 +225,7 @@ def elastic_page(title: str, command: str, measured: Sequence[Measured]) -> str:
         parts += [Text(f"{home.layout}, threshold: {home.why}") for home in each.homes]
         parts += [curve_table(each)] if each.curve else []
         for name in dict.fromkeys(t.trace for t in each.traffic):
-            parts += [traffic_table(each, name), latency_table(each, name)]
+            parts += traffic_tables(each, name)
     return page(title, parts)
 
 
@@ -224,9 +236,7 @@ def _of(measured: Measured, trace: str, who: Who) -> list[Traffic]:
 
 
 def _given(rounds: Sequence[Traffic]) -> tuple[str, ...]:
-    def median(of: Callable[[Traffic], float | None]) -> float | None:
-        return _median([of(each) for each in rounds])
-
+    median = _medians(rounds)
     return (
         number(median(lambda t: t.answered.output_tokens_per_s)),
         number(median(lambda t: t.found.output_tokens_per_s)),
@@ -234,13 +244,28 @@ def _given(rounds: Sequence[Traffic]) -> tuple[str, ...]:
         number(median(lambda t: t.found.num_ok), 0),
         number(median(lambda t: t.found.num_errors), 0),
         share(median(lambda t: t.refused_share)),
+        number(median(lambda t: t.answered.good_requests_per_s), 2),
         number(median(lambda t: t.found.engine.preemptions), 0),
         number(median(lambda t: t.spills), 0),
-        number(median(lambda t: t.answered.good_requests_per_s), 2),
+    )
+
+
+def _stepped(rounds: Sequence[Traffic]) -> tuple[str, ...]:
+    median = _medians(rounds)
+    return (
         number(median(lambda t: t.num_steps), 0),
         share(median(lambda t: t.exchange_share)),
+        number(median(lambda t: t.exchange_step_ms)),
+        number(median(lambda t: t.plain_step_ms)),
         share(median(lambda t: t.shared_steps / max(t.num_steps, 1))),
     )
+
+
+def _medians(
+    rounds: Sequence[Traffic],
+) -> Callable[[Callable[[Traffic], float | None]], float | None]:
+    """Asks for the median of a figure over the rounds."""
+    return lambda of: _median([of(each) for each in rounds])
 
 
 def _waits(rounds: Sequence[Latencies]) -> tuple[str, ...]:

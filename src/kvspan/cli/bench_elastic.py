@@ -14,8 +14,7 @@ from kvspan.bench.elastic_report import (
     curve_plot,
     curve_table,
     elastic_page,
-    latency_table,
-    traffic_table,
+    traffic_tables,
     verdicts,
 )
 from kvspan.bench.rivals import Layout, Plan
@@ -198,8 +197,8 @@ def _print(console: Console, measured: Measured) -> None:
     if measured.curve:
         console.print(curve_table(measured).rich())
     for name in dict.fromkeys(t.trace for t in measured.traffic):
-        console.print(traffic_table(measured, name).rich())
-        console.print(latency_table(measured, name).rich())
+        for table in traffic_tables(measured, name):
+            console.print(table.rich())
     for sentence in verdicts(measured):
         console.print(sentence, markup=False)
 
