@@ -9,12 +9,13 @@ All run in the same process by turns, so a machine that slows down slows all of 
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from kvspan.bench.contender import ROOM_TOKENS, Case
 from kvspan.bench.elastic_traffic import Traffic, replays
-from kvspan.bench.rivals import ELASTIC, REPLICAS, STATIC, Options, Plan, fleets, rivals
+from kvspan.bench.rivals import ELASTIC, STATIC, Layout, Plan, Rival, fleets, rivals, turns
 from kvspan.config.engine import EngineConfig
 from kvspan.engine.build import resolve_engine
 
@@ -25,7 +26,8 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """What a rival needs for a token.
 
     Args:
-        rival: who.
+        rival: its kind.
+        layout: of its engine; empty of replicas.
         exchange: how its partial results meet; empty where none do.
         context: tokens of each prompt.
         batch: sequences.
@@ -37,6 +39,7 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rival: str
+    layout: str
     exchange: str
     context: int
     batch: int
@@ -47,38 +50,48 @@ class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     exchange_share: float
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout over one transport.
+class Home(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout, and when its elastic engine leaves requests at home.
 
     Args:
         layout: flags of static and elastic.
-        comm: transport.
         threshold: tokens up to which elastic keeps a request at home.
         why: where that is from.
-        cache_tokens: of a rank, under traffic.
         exchange: the static rival's best.
+    """
+
+    layout: str
+    threshold: int
+    why: str
+    exchange: str
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Layouts of as many ranks over one transport.
+
+    Args:
+        homes: of each layout, in order.
+        comm: transport.
+        cache_tokens: of a rank, under traffic.
         curve: by context, then rival.
         traffic: by trace, round and rival.
     """
 
-    layout: str
+    homes: tuple[Home, ...]
     comm: str
-    threshold: int
-    why: str
     cache_tokens: int
-    exchange: str
     curve: tuple[CurvePoint, ...]
     traffic: tuple[Traffic, ...]
 
 
 def measure(
-    options: Options, layout: str, plan: Plan, *, told: Callable[[str], None] = lambda _: None
+    layouts: Sequence[Layout], plan: Plan, *, told: Callable[[str], None] = lambda _: None
 ) -> Measured:
-    """Measures a layout and its rivals.
+    """Measures layouts and their rivals, all by turns.
 
     Args:
-        options: of the elastic engine, but for sizes that the plan decides; those of its rivals follow.
-        layout: how the layout is called.
+        layouts: of as many ranks each, over one transport. Options are of the elastic engine, but for
+            sizes that the plan decides; those of its rivals follow, and of replicas those of the first.
         plan: what is measured.
         told: called with what is being done.
 
@@ -86,47 +99,53 @@ def measure(
         ConfigError: a rival cannot run, or its cache does not hold a case.
         ModelError: the model cannot be found or read.
     """
-    elastic, _ = resolve_engine(EngineConfig.from_mapping(rivals(options)[ELASTIC][0]))
-    curve = tuple(_curve(options, plan, told)) if plan.contexts else ()
-    exchange = best_exchange(curve)
-    traffic = [
-        each
-        for name in plan.traces
-        for each in replays({**options, "dcp_comm_backend": exchange}, plan, name, told=told)
+    elastic = [
+        resolve_engine(EngineConfig.from_mapping(rivals(options)[ELASTIC][0]))[0]
+        for _, options in layouts
     ]
+    curve = tuple(_curve(layouts, plan, told)) if plan.contexts else ()
+    homes = tuple(
+        Home(
+            layout=name,
+            threshold=resolved.span_threshold,
+            why=resolved.why.get("span_threshold", "--dcp-span-threshold says so."),
+            exchange=best_exchange(curve, name),
+        )
+        for (name, _), resolved in zip(layouts, elastic, strict=True)
+    )
+    best = [
+        (name, {**options, "dcp_comm_backend": home.exchange})
+        for (name, options), home in zip(layouts, homes, strict=True)
+    ]
+    traffic = [each for name in plan.traces for each in replays(best, plan, name, told=told)]
     return Measured(
-        layout=layout,
-        comm=elastic.comm,
-        threshold=elastic.span_threshold,
-        why=elastic.why.get("span_threshold", "--dcp-span-threshold says so."),
+        homes=homes,
+        comm=elastic[0].comm,
         cache_tokens=plan.rank_tokens,
-        exchange=exchange,
         curve=curve,
         traffic=tuple(traffic),
     )
 
 
-def best_exchange(curve: Sequence[CurvePoint]) -> str:
-    """The exchange by which the static rival decoded faster, over all contexts; a2a if none was seen."""
+def best_exchange(curve: Sequence[CurvePoint], layout: str) -> str:
+    """The exchange by which a layout's static decoded faster over all contexts; a2a if none was seen."""
+    static = [p for p in curve if (p.rival, p.layout) == (STATIC, layout)]
     total_ms = {
-        name: sum(p.tpot_ms for p in curve if (p.rival, p.exchange) == (STATIC, name))
-        for name in {p.exchange for p in curve if p.rival == STATIC}
+        name: sum(p.tpot_ms for p in static if p.exchange == name)
+        for name in {p.exchange for p in static}
     }
     return min(total_ms, key=lambda name: total_ms[name], default=EXCHANGES[0])
 
 
-def _curve(options: Options, plan: Plan, told: Callable[[str], None]) -> Iterator[CurvePoint]:
+def _curve(layouts: Sequence[Layout], plan: Plan, told: Callable[[str], None]) -> Iterator[CurvePoint]:
     """Decodes each context by turns."""
     sizes = {
         "max_model_len": max(plan.contexts) + plan.num_steps + ROOM_TOKENS,
         "max_num_seqs": 2 * plan.batch,
         "enable_prefix_caching": True,
     }
-    engines = rivals({**options, **sizes})
-    named = [(REPLICAS, "", engines[REPLICAS])]
-    named += [(STATIC, name, [{**engines[STATIC][0], "dcp_comm_backend": name}]) for name in EXCHANGES]
-    named.append((ELASTIC, EXCHANGES[0], engines[ELASTIC]))
-    with fleets([(f"{rival} {exchange}".strip(), its) for rival, exchange, its in named]) as running:
+    named = _by_exchange([(name, {**options, **sizes}) for name, options in layouts])
+    with fleets(named) as running:
         for turn, context in enumerate(plan.contexts):
             told(f"context {context}, batch {plan.batch}")
             rounds: list[list[list[float]]] = [[] for _ in running]
@@ -137,17 +156,27 @@ def _curve(options: Options, plan: Plan, told: Callable[[str], None]) -> Iterato
             for _ in range(plan.num_rounds):
                 for fleet, its in zip(running, rounds, strict=True):
                     its.append(fleet.decode(plan.num_steps))
-            for i, (rival, exchange, _) in enumerate(named):
+            for i, rival in enumerate(named):
                 steps = running[i].stats.steps - before[i].steps
                 exchanged = running[i].stats.exchange_steps - before[i].exchange_steps
-                yield _point(
-                    rival, exchange, context, plan.batch, rounds[i], rounds[0], exchanged / steps
-                )
+                yield _point(rival, context, plan.batch, rounds[i], rounds[0], exchanged / steps)
+
+
+def _by_exchange(layouts: Sequence[Layout]) -> list[Rival]:
+    """Everybody, static once by each exchange."""
+    found: list[Rival] = []
+    for rival in turns(layouts):
+        ways = EXCHANGES if rival.kind == STATIC else EXCHANGES[:1] if rival.kind == ELASTIC else ("",)
+        for way in ways:
+            engines = rival.engines
+            if rival.kind == STATIC:
+                engines = [{**each, "dcp_comm_backend": way} for each in engines]
+            found.append(replace(rival, engines=engines, exchange=way))
+    return found
 
 
 def _point(
-    rival: str,
-    exchange: str,
+    rival: Rival,
     context: int,
     batch: int,
     rounds: Sequence[Sequence[float]],
@@ -159,8 +188,9 @@ def _point(
         statistics.median(mine) / statistics.median(its) for mine, its in zip(rounds, first, strict=True)
     ]
     return CurvePoint(
-        rival=rival,
-        exchange=exchange,
+        rival=rival.kind,
+        layout=rival.layout,
+        exchange=rival.exchange,
         context=context,
         batch=batch,
         tpot_ms=statistics.median(seconds) * 1e3,

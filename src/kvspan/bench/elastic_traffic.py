@@ -1,14 +1,15 @@
 """A trace replayed by each rival in turn, with caches of equal bytes a rank."""
 
 import statistics
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from kvspan.bench.figures import Figures, figures
-from kvspan.bench.record import Observed
-from kvspan.bench.rivals import REPLICAS, Options, Plan, fleets, rivals
+from kvspan.bench.answered import Answered, answered
+from kvspan.bench.figures import Figures, Latencies, figures, latencies
+from kvspan.bench.record import Observed, Record
+from kvspan.bench.rivals import REPLICAS, Layout, Plan, Rival, fleets, turns
 from kvspan.bench.schedule import ClosedLoop
 from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import KV_DTYPE_BYTES
@@ -16,7 +17,7 @@ from kvspan.cost.memory import kv_bytes_per_token
 from kvspan.engine.build import resolve_engine
 from kvspan.errors import ConfigError
 from kvspan.trace.row import Trace
-from kvspan.trace.stats import K, Spread
+from kvspan.trace.stats import K
 
 LONG_TOKENS = 16 * K
 """Prompts of the mixed trace from which on they are long, before scaling."""
@@ -26,13 +27,15 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """What a rival did with a trace, in one round.
 
     Args:
-        rival: who.
+        rival: its kind.
+        layout: of its engine; empty of replicas.
         trace: its name.
         round: number of it.
-        found: the usual figures.
-        long_tpot_ms: mean time of a token of requests with long prompts; None = none had two tokens.
-        short_tpot_ms: of the others.
-        num_steps: of all engines.
+        answered: whole answers, over the time from the first request to the last answer.
+        found: the usual figures; throughput in it is of the time in which requests came.
+        long: latencies of requests with long prompts.
+        short: of the others.
+    num_steps: of all engines.
         exchange_steps: those of them with a request on several ranks.
         shared_steps: those in which coordinates handed new keys of prompts round.
         plain_step_ms: mean time of a step without one; None = there was none.
@@ -42,11 +45,13 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rival: str
+    layout: str
     trace: str
     round: int
+    answered: Answered
     found: Figures
-    long_tpot_ms: Spread | None
-    short_tpot_ms: Spread | None
+    long: Latencies
+    short: Latencies
     num_steps: int
     exchange_steps: int
     shared_steps: int
@@ -71,12 +76,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replays(
-    options: Options, plan: Plan, name: str, *, told: Callable[[str], None]
+    layouts: Sequence[Layout], plan: Plan, name: str, *, told: Callable[[str], None]
 ) -> Iterator[Traffic]:
     """Replays a trace, rival by rival and back again.
 
     Args:
-        options: of the elastic engine.
+        layouts: of as many ranks each.
         plan: what is measured.
         name: of the trace.
         told: called with what is being done.
@@ -85,13 +90,14 @@ def replays(
         ConfigError: a rival cannot run, or the caches together do not hold a request.
     """
     trace = plan.trace(name)
-    named = _under_traffic(options, trace, plan.users, plan.rank_tokens)
-    with fleets(list(named.items())) as running:
+    named = [_under_traffic(rival, trace, plan.users, plan.rank_tokens) for rival in turns(layouts)]
+    with fleets(named) as running:
         for fleet in running:  # what runs for the first time takes longer
             begin = Trace(trace.rows[:2], trace.block_tokens)
             fleet.replay(begin, ClosedLoop(begin, users=2), seed=plan.seed - 1)
+        in_turn = list(zip(named, running, strict=True))
         for number in range(plan.num_rounds):
-            for fleet in running if number % 2 == 0 else running[::-1]:
+            for rival, fleet in in_turn if number % 2 == 0 else in_turn[::-1]:
                 told(f"{name} traffic, round {number + 1}: {fleet.name}")
                 before = fleet.stats
                 observed = fleet.replay(
@@ -99,49 +105,42 @@ def replays(
                 )
                 stats = fleet.stats
                 yield _of_round(
-                    fleet.name,
+                    rival,
+                    plan,
                     name,
                     number,
                     observed,
-                    plan.scale,
                     trace,
-                    num_ranks=len(named[REPLICAS]),
+                    num_ranks=len(named[0].engines),
                     spills=stats.spills - before.spills,
                     shared_steps=stats.shared_steps - before.shared_steps,
                 )
 
 
-def _under_traffic(
-    options: Options, trace: Trace, users: int, cache_tokens: int
-) -> dict[str, list[dict[str, Any]]]:
-    """The rivals with caches of equal bytes a rank. A replica refuses what it cannot hold at all."""
+def _under_traffic(rival: Rival, trace: Trace, users: int, cache_tokens: int) -> Rival:
+    """A rival with a cache of equal bytes a rank. A replica refuses what it cannot hold at all."""
     longest = max(row.input_length + row.output_length for row in trace.rows)
-    engines = rivals({**options, "max_num_seqs": users})
-    found: dict[str, list[dict[str, Any]]] = {}
-    for rival, its in engines.items():
-        resolved, _ = resolve_engine(EngineConfig.from_mapping(its[0]))
-        block = resolved.block_size
-        whole_blocks = -(-cache_tokens // block) * block
-        size = kv_bytes_per_token(
-            resolved.model_config, kv_dtype_bytes=KV_DTYPE_BYTES[resolved.kv_dtype]
+    asked = [{**each, "max_num_seqs": users} for each in rival.engines]
+    resolved, _ = resolve_engine(EngineConfig.from_mapping(asked[0]))
+    block = resolved.block_size
+    whole_blocks = -(-cache_tokens // block) * block
+    size = kv_bytes_per_token(resolved.model_config, kv_dtype_bytes=KV_DTYPE_BYTES[resolved.kv_dtype])
+    holds = whole_blocks * (resolved.dcp_size if rival.kind != REPLICAS else 1)
+    if rival.kind != REPLICAS and holds <= longest:
+        raise ConfigError(
+            f"--cache-tokens {cache_tokens} on each of {resolved.dcp_size} ranks do not hold the "
+            f"longest request of {longest} tokens: raise it, or raise --scale."
         )
-        holds = whole_blocks * (resolved.dcp_size if rival != REPLICAS else 1)
-        if rival != REPLICAS and holds <= longest:
-            raise ConfigError(
-                f"--cache-tokens {cache_tokens} on each of {resolved.dcp_size} ranks do not hold the "
-                f"longest request of {longest} tokens: raise it, or raise --scale."
-            )
-        limits = {"kv_cache_memory": whole_blocks * size, "max_model_len": min(longest + 1, holds)}
-        found[rival] = [{**each, **limits} for each in its]
-    return found
+    limits = {"kv_cache_memory": whole_blocks * size, "max_model_len": min(longest + 1, holds)}
+    return replace(rival, engines=[{**each, **limits} for each in asked])
 
 
 def _of_round(
-    rival: str,
+    rival: Rival,
+    plan: Plan,
     name: str,
     number: int,
     observed: Observed,
-    scale: int,
     trace: Trace,
     *,
     num_ranks: int,
@@ -149,26 +148,25 @@ def _of_round(
     shared_steps: int,
 ) -> Traffic:
     outputs = [row.output_length for row in trace.rows]
+    found = figures(observed, num_ranks=num_ranks, scale=plan.scale)
 
-    def tpot_ms(long: bool) -> Spread | None:
-        some = [
-            1e3 * r.tpot_s
-            for r in observed.records
-            if r.tpot_s is not None and (r.input_tokens * scale >= LONG_TOKENS) == long
-        ]
-        return Spread.of(some) if some else None
+    def of_length(long: bool) -> Latencies:
+        some = [r for r in observed.records if _is_long(r, plan.scale) == long]
+        return latencies(some, found.window_s)
 
     def step_ms(exchanged: bool) -> float | None:
         some = [s.lasts_s * 1e3 for s in observed.samples if bool(s.exchanged) == exchanged]
         return statistics.mean(some) if some else None
 
     return Traffic(
-        rival=rival,
+        rival=rival.kind,
+        layout=rival.layout,
         trace=name,
         round=number,
-        found=figures(observed, num_ranks=num_ranks, scale=scale),
-        long_tpot_ms=tpot_ms(True),
-        short_tpot_ms=tpot_ms(False),
+        answered=answered(observed, plan.bounds),
+        found=found,
+        long=of_length(True),
+        short=of_length(False),
         num_steps=len(observed.samples),
         exchange_steps=sum(bool(s.exchanged) for s in observed.samples),
         plain_step_ms=step_ms(False),
@@ -177,3 +175,7 @@ def _of_round(
         shared_steps=shared_steps,
         refused_share=sum(outputs[r.index] for r in observed.records if r.error) / sum(outputs),
     )
+
+
+def _is_long(record: Record, scale: int) -> bool:
+    return record.input_tokens * scale >= LONG_TOKENS

@@ -5,7 +5,8 @@ memory's. One call of attention, or of a product of many rows, takes so long tha
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -26,11 +27,11 @@ from kvspan.worker.messages import Channel, Failed, decode_answer
 from kvspan.worker.tape import Scratch, Tape
 
 _WEIGHT_SHAPE, _NUM_WEIGHTS = (1024, 1024), 96  # 200 MB: past every cache, in pieces of a small model
-_FEW_ROWS, _MANY_ROWS = 1, 256
+_FEW_ROWS, _MANY_ROWS = (1, 4, 8, 16, 32), 256
 _HEADS, _HEAD_DIM, _BLOCK = (8, 4), 64, 16
 _CONTEXT = 1 << 17  # 134 MB of keys and values
-_ROUNDS, _SHORT_ROUNDS = 7, 50
-"""Short ones take some 10 ms, and a moment in which others run may last longer than seven of them."""
+_ROUNDS, _SHORT_ROUNDS = 3, 9
+"""Few: what a memory that others use gives is told by many probes over a while, not by a long one."""
 _TIMEOUT_S = 120.0
 
 
@@ -38,13 +39,17 @@ class Probe(msgspec.Struct, frozen=True):
     """What kernels of one rank reached.
 
     Args:
-        weights_gbs: by products of one row.
+        weights_gbs: by products of one row, on all ranks at once.
+        more_rows_gbs: by products of more rows, as (rows, GB/s).
+        fewer_ranks_gbs: by products of one row on so many ranks while the others wait, as (ranks, GB/s).
         gemm_tflops: of products of many rows.
         kv_gbs: by attention of one row.
         attention_tflops: by attention of many.
     """
 
     weights_gbs: float
+    more_rows_gbs: tuple[tuple[float, float], ...]
+    fewer_ranks_gbs: tuple[tuple[int, float], ...]
     gemm_tflops: float
     kv_gbs: float
     attention_tflops: float
@@ -105,18 +110,32 @@ def run_rank(channel: Channel, payload: bytes, rank: int) -> None:
 @torch.inference_mode()
 def _measure(group: Group) -> Probe:
     products, num_params = _products()
-    few_s = _seconds(_without_python(lambda: products(_FEW_ROWS)[-1]), group, _SHORT_ROUNDS)
+    tapes = {rows: _without_python(partial(_last, products, rows)) for rows in _FEW_ROWS}
+    gbs = {rows: 2 * num_params / s / 1e9 for rows, s in _by_turns(tapes, group).items()}
+    fewer = [1 << i for i in range(group.size.bit_length()) if 1 << i < group.size]
+    one_row = tapes[_FEW_ROWS[0]]
+    some = {n: one_row if group.rank < n else _nothing for n in fewer}
     many_s = _seconds(lambda: products(_MANY_ROWS), group, _ROUNDS)
     kv_bytes = 2 * _CONTEXT * _HEADS[1] * _HEAD_DIM * 2
     reading_s = _seconds(_attention(rows=1, context=_CONTEXT), group, _SHORT_ROUNDS)
     rows = context = 1024
     flops = 4 * _HEADS[0] * _HEAD_DIM * rows * (context - (rows - 1) / 2)
     return Probe(
-        weights_gbs=2 * num_params / few_s / 1e9,
+        weights_gbs=gbs.pop(_FEW_ROWS[0]),
+        more_rows_gbs=tuple(gbs.items()),
+        fewer_ranks_gbs=tuple((n, 2 * num_params / s / 1e9) for n, s in _by_turns(some, group).items()),
         gemm_tflops=2 * _MANY_ROWS * num_params / many_s / 1e12,
         kv_gbs=kv_bytes / reading_s / 1e9,
         attention_tflops=flops / _seconds(_attention(rows=rows, context=context), group, _ROUNDS) / 1e12,
     )
+
+
+def _last(products: Callable[[int], Sequence[Tensor]], rows: int) -> Tensor:
+    return products(rows)[-1]
+
+
+def _nothing() -> None:
+    """What a rank does that waits."""
 
 
 def _products() -> tuple[Callable[[int], Sequence[Tensor]], int]:
@@ -126,7 +145,7 @@ def _products() -> tuple[Callable[[int], Sequence[Tensor]], int]:
     for layer in layers:
         layer.weight.normal_()
     pack(layers)
-    inputs = {rows: torch.randn(rows, _WEIGHT_SHAPE[0]).bfloat16() for rows in (_FEW_ROWS, _MANY_ROWS)}
+    inputs = {rows: torch.randn(rows, _WEIGHT_SHAPE[0]).bfloat16() for rows in (*_FEW_ROWS, _MANY_ROWS)}
     num_params = _NUM_WEIGHTS * _WEIGHT_SHAPE[0] * _WEIGHT_SHAPE[1]
     return lambda rows: [layer(inputs[rows]) for layer in layers], num_params
 
@@ -157,12 +176,21 @@ def _attention(*, rows: int, context: int) -> Callable[[], object]:
 
 
 def _seconds(call: Callable[[], object], group: Group, num_rounds: int) -> float:
-    """The median of some rounds that all ranks begin together: a step meets memory as it usually is."""
-    clock, together = WallClock(), torch.zeros(1)
-    taken = []
-    for _ in range(num_rounds + 1):
-        group.all_reduce(together).wait()
-        start_s = clock.now_s()
-        call()
-        taken.append(clock.now_s() - start_s)
-    return statistics.median(taken[1:])
+    """The median of some rounds: a step meets memory as it usually is."""
+    _once(call, group)
+    return statistics.median(_once(call, group) for _ in range(num_rounds))
+
+
+def _by_turns(calls: Mapping[int, Callable[[], object]], group: Group) -> dict[int, float]:
+    """Medians of calls that take turns, so that a noisy moment meets all of them."""
+    rounds = [{key: _once(call, group) for key, call in calls.items()} for _ in range(_SHORT_ROUNDS + 1)]
+    return {key: statistics.median(each[key] for each in rounds[1:]) for key in calls}
+
+
+def _once(call: Callable[[], object], group: Group) -> float:
+    """Seconds of a call that all ranks begin together."""
+    clock = WallClock()
+    group.all_reduce(torch.zeros(1)).wait()
+    start_s = clock.now_s()
+    call()
+    return clock.now_s() - start_s

@@ -4,13 +4,16 @@ replicas    the same ranks, each an engine of its own: short requests cost nothi
             to fit
 static      every request spans the DCP group, by the exchange that decodes faster here
 elastic     short requests stay on one home, long ones span
+
+Layouts of as many ranks have the same replicas; of static and elastic there is one for each layout.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from kvspan.bench.answered import Bounds
 from kvspan.bench.fleet import Fleet
 from kvspan.bench.schedule import ClosedLoop, OpenLoop, Schedule
 from kvspan.config.engine import EngineConfig
@@ -21,6 +24,30 @@ from kvspan.trace.synth import PROFILES, synthesize
 REPLICAS, STATIC, ELASTIC = "replicas", "static", "elastic"
 
 Options = Mapping[str, Any]
+Layout = tuple[str, Options]
+"""What a layout is called, and the options of its elastic engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """Who takes a turn.
+
+    Args:
+        kind: replicas, static or elastic.
+        layout: what its layout is called; empty of replicas, which have none.
+        engines: options of each.
+        exchange: how its partial results meet; empty where none do, or where that is no question.
+    """
+
+    kind: str
+    layout: str
+    engines: Sequence[Options]
+    exchange: str = ""
+
+    @property
+    def name(self) -> str:
+        """For readers."""
+        return " ".join(part for part in (self.kind, self.layout, self.exchange) if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +67,7 @@ class Plan:
         output_scale: and of outputs.
         cache_tokens: that the KV cache of a rank holds under traffic; None = the longest prompt.
         stop_s: of a replay.
+        bounds: of answers that goodput counts.
         seed: of traces and prompts.
     """
 
@@ -55,6 +83,7 @@ class Plan:
     output_scale: int
     cache_tokens: int | None
     stop_s: float
+    bounds: Bounds = field(default_factory=Bounds)
     seed: int = 0
 
     def trace(self, name: str) -> Trace:
@@ -102,17 +131,32 @@ def rivals(options: Options) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-@contextmanager
-def fleets(named: Sequence[tuple[str, Sequence[Options]]]) -> Iterator[list[Fleet]]:
-    """Engines that run while this lasts.
+def turns(layouts: Sequence[Layout]) -> list[Rival]:
+    """Everybody in order of turns: replicas, then static and elastic of each layout.
 
     Args:
-        named: for each fleet its name, and options of its engines.
+        layouts: of as many ranks each; what replicas run beside it is the first one's.
     """
+    by_layout = [(name, rivals(options)) for name, options in layouts]
+    replicas = Rival(kind=REPLICAS, layout="", engines=by_layout[0][1][REPLICAS])
+    return [
+        replicas,
+        *(
+            Rival(kind=kind, layout=name, engines=engines[kind])
+            for name, engines in by_layout
+            for kind in (STATIC, ELASTIC)
+        ),
+    ]
+
+
+@contextmanager
+def fleets(running_in_turn: Sequence[Rival]) -> Iterator[list[Fleet]]:
+    """Engines that run while this lasts, a fleet for each rival."""
     running: list[Fleet] = []
     try:
-        for name, engines in named:
-            running.append(Fleet(name, [EngineConfig.from_mapping(each) for each in engines]))
+        for rival in running_in_turn:
+            engines = [EngineConfig.from_mapping(each) for each in rival.engines]
+            running.append(Fleet(rival.name, engines))
         yield running
     finally:
         for fleet in running:

@@ -1,12 +1,18 @@
-"""How long steps of models with next to nothing to compute take: what an engine does beside its work.
+"""What an engine does beside its work: steps of models of which all that counts is known.
 
-Steps of a bf16 model are recorded and played; those of a float32 model are not, and Python runs them. A
-layer is the difference between a model of many layers and one of few.
+    few, many   layers, and between them weights of equal bytes: the difference is layers
+    twice       as many layers as few, of twice the bytes: the difference is reading and multiplying
+    few         without its layers and without its reading: the step itself
+
+Steps of a bf16 model are recorded and played; those of a float32 model are not, and Python runs them.
+Weights are read past every cache, as in any step: what schedules, prepares and samples then finds little
+of what it left there, and takes two to three times as long as beside a model that fits a cache.
 """
 
 import json
+import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +23,21 @@ from kvspan.config.engine import EngineConfig
 
 FEW_LAYERS, MANY_LAYERS = 8, 40
 FEW_ROWS, MANY_ROWS = 1, 16
-HIDDEN_SIZE = 32
-_HEAD_DIM = 64
+HIDDEN_SIZE = 128
+_NUM_HEADS, _NUM_KV_HEADS, _HEAD_DIM = 4, 2, 64
+_ATTENTION_PARAMS = HIDDEN_SIZE * _HEAD_DIM * 2 * (_NUM_HEADS + _NUM_KV_HEADS)
+"""Of a layer: queries and outputs, keys and values."""
+WEIGHT_BYTES = 64 << 20
+"""Of all layers together, if they are loaded: twice the last cache of a server's core complex."""
 _CONTEXT = 32
-_STEPS, _ROUNDS = 32, 3
+_STEPS, _ROUNDS = 8, 6
+"""Short rounds: memory that others use as well is fast and slow by the second."""
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_size": HIDDEN_SIZE,
-    "intermediate_size": HIDDEN_SIZE,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": _NUM_HEADS,
+    "num_key_value_heads": _NUM_KV_HEADS,
     "head_dim": _HEAD_DIM,
     "vocab_size": 1024,
     "max_position_embeddings": 4096,
@@ -54,14 +64,71 @@ class TinySteps:
 def tiny_steps(
     num_ranks: int, *, played: bool, choices: Mapping[str, int | str] = MappingProxyType({})
 ) -> TinySteps:
-    """Decodes with tiny models, which take turns.
+    """Decodes with models that take turns.
 
     Args:
         num_ranks: T.
         played: whether steps may be played.
         choices: further options of the engine, by name.
     """
-    options = {
+    options = _options(num_ranks, played=played, choices=choices)
+    shapes = {
+        "few": (FEW_LAYERS, WEIGHT_BYTES),
+        "many": (MANY_LAYERS, WEIGHT_BYTES),
+        "twice": (FEW_LAYERS, 2 * WEIGHT_BYTES),
+    }
+    with _contenders(shapes, options) as contenders:
+        (one_us, layer_us), (several_us, layer_of_several_us) = (
+            _step_and_layer_us(contenders, rows) for rows in (FEW_ROWS, MANY_ROWS)
+        )
+    more_rows = MANY_ROWS - FEW_ROWS
+    row_us = max((several_us - one_us) / more_rows, 0.0)
+    return TinySteps(
+        step_us=max(one_us - row_us, 0.0),
+        row_us=row_us,
+        layer_us=max(layer_us, 0.0),
+        layer_row_us=max((layer_of_several_us - layer_us) / more_rows, 0.0),
+    )
+
+
+def bare_layer_us(
+    num_ranks: int, *, played: bool, choices: Mapping[str, int | str] = MappingProxyType({})
+) -> float:
+    """Microseconds of a layer of one row with next to nothing to read: its operators and meetings.
+
+    Args:
+        num_ranks: T.
+        played: whether steps may be played.
+        choices: further options of the engine, by name.
+    """
+    shapes = {"few": (FEW_LAYERS, 0), "many": (MANY_LAYERS, 0)}
+    options = _options(num_ranks, played=played, choices=choices)
+    with _contenders(shapes, options) as contenders:
+        taken_us = _steps_us(contenders, FEW_ROWS)
+    return (taken_us["many"] - taken_us["few"]) / (MANY_LAYERS - FEW_LAYERS)
+
+
+def _step_and_layer_us(contenders: Sequence[Contender], num_rows: int) -> tuple[float, float]:
+    """Microseconds of a step beside its layers and what they read, and of a layer beside that."""
+    taken_us = _steps_us(contenders, num_rows)
+    layer_us = (taken_us["many"] - taken_us["few"]) / (MANY_LAYERS - FEW_LAYERS)
+    reading_us = taken_us["twice"] - taken_us["few"]
+    return taken_us["few"] - FEW_LAYERS * layer_us - reading_us, layer_us
+
+
+def _steps_us(contenders: Sequence[Contender], num_rows: int) -> dict[str, float]:
+    """The median step of each, by name."""
+    taken_s: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for contender in contenders:
+        contender.fill(Case(_CONTEXT, num_rows), num_steps=_STEPS, seed=num_rows << 32)
+    for _ in range(_ROUNDS):
+        for contender in contenders:
+            taken_s[contender.name] += contender.decode(_STEPS).seconds
+    return {name: statistics.median(its) * 1e6 for name, its in taken_s.items()}
+
+
+def _options(num_ranks: int, *, played: bool, choices: Mapping[str, int | str]) -> dict[str, int | str]:
+    return {
         "load_format": "dummy",
         "dtype": "bfloat16" if played else "float32",
         "tensor_parallel_size": num_ranks,
@@ -70,41 +137,30 @@ def tiny_steps(
         "kv_cache_memory": 256 << 20,
         **choices,
     }
-    with _contender(FEW_LAYERS, options) as few, _contender(MANY_LAYERS, options) as many:
-        (few_us, one_us), (few_rows_us, several_us) = (
-            _layer_us(few, many, rows) for rows in (FEW_ROWS, MANY_ROWS)
-        )
-    more_rows = MANY_ROWS - FEW_ROWS
-    row_us = max((few_rows_us - few_us) / more_rows, 0.0)
-    return TinySteps(
-        step_us=max(few_us - row_us, 0.0),
-        row_us=row_us,
-        layer_us=one_us,
-        layer_row_us=max((several_us - one_us) / more_rows, 0.0),
-    )
-
-
-def _layer_us(few: Contender, many: Contender, num_rows: int) -> tuple[float, float]:
-    """Microseconds of a step beside its layers, and of a layer."""
-    taken: dict[str, list[float]] = {few.name: [], many.name: []}
-    for contender in (few, many):
-        contender.fill(Case(_CONTEXT, num_rows), num_steps=_STEPS, seed=num_rows << 32)
-    for _ in range(_ROUNDS):
-        for contender in (few, many):
-            taken[contender.name] += contender.decode(_STEPS).seconds
-    # What else runs here only slows a step, so those that few are faster than are the step itself.
-    few_us, many_us = (sorted(its)[len(its) // 10] * 1e6 for its in taken.values())
-    layer_us = (many_us - few_us) / (MANY_LAYERS - FEW_LAYERS)
-    return few_us - FEW_LAYERS * layer_us, layer_us
 
 
 @contextmanager
-def _contender(num_layers: int, options: Mapping[str, int | str]) -> Iterator[Contender]:
-    with tempfile.TemporaryDirectory() as directory:
-        Path(directory, "config.json").write_text(json.dumps({**_TINY, "num_hidden_layers": num_layers}))
-        asked = EngineConfig.from_mapping({"model": directory, **options})
-        contender = Contender(asked, name=f"{num_layers} layers")
-        try:
-            yield contender
-        finally:
+def _contenders(
+    shapes: Mapping[str, tuple[int, int]], options: Mapping[str, int | str]
+) -> Iterator[list[Contender]]:
+    """Engines of models by layers and bytes of weights (of bf16), while this lasts."""
+    running: list[Contender] = []
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            for name, (num_layers, weight_bytes) in shapes.items():
+                model = Path(directory, name)
+                model.mkdir()
+                (model / "config.json").write_text(json.dumps(_config(num_layers, weight_bytes)))
+                asked = EngineConfig.from_mapping({"model": str(model), **options})
+                running.append(Contender(asked, name=name))
+            yield running
+    finally:
+        for contender in running:
             contender.shutdown()
+
+
+def _config(num_layers: int, weight_bytes: int) -> dict[str, object]:
+    """Of a model whose layers have so many bytes of weights in bf16, or next to none."""
+    params = weight_bytes // 2 // num_layers - _ATTENTION_PARAMS
+    size = max(round(params / (3 * HIDDEN_SIZE)), HIDDEN_SIZE)
+    return {**_TINY, "num_hidden_layers": num_layers, "intermediate_size": size}

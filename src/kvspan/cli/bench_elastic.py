@@ -4,25 +4,26 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
 
+from kvspan.bench.answered import Bounds
 from kvspan.bench.elastic import Measured, measure
 from kvspan.bench.elastic_report import (
     curve_plot,
     curve_table,
     elastic_page,
-    traffic_table,
+    traffic_tables,
     verdicts,
 )
-from kvspan.bench.rivals import Plan
+from kvspan.bench.rivals import Layout, Plan
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
+from kvspan.plan.asked import DURATION
 from kvspan.report.page import check_places, write_text
 from kvspan.report.plots import save
 from kvspan.trace.synth import PROFILES
@@ -39,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="'-tp 2 -dcp 2 ...'",
-        help=f"flags of the elastic engine, from which its rivals follow; may be repeated ({_LAYOUT})",
+        help=f"flags of the elastic engine, from which its rivals follow ({_LAYOUT}); may be repeated, "
+        "and layouts of as many ranks take turns beside the same replicas",
     )
     parser.add_argument(
         "--over", metavar="shm,gloo", help="transports to measure by turns (--comm alone)"
@@ -72,6 +74,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     traffic.add_argument(
         "--duration", type=float, default=300.0, help="seconds after which a replay is ended (300)"
     )
+    traffic.add_argument(
+        "--ttft", metavar="TIME", help="goodput counts answers that began by then, e.g. 2s (any)"
+    )
+    traffic.add_argument(
+        "--tpot", metavar="TIME", help="and had a token in that time, in the mean, e.g. 50ms (any)"
+    )
     traffic.add_argument("--trace-seed", type=int, default=0, help="of traces and prompts (0)")
     parser.add_argument("--rounds", type=int, default=3, help="of the curve and of each trace (3)")
     parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
@@ -90,27 +98,29 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, quiet=arguments.json == "-")
     console.width = max(console.width, _WIDTH)
     found = []
-    for layout, options in _layouts(arguments):
-        each = measure(
-            options, layout, plan, told=lambda what: quiet.print(what, style="dim", markup=False)
-        )
+    for layouts in _alike(arguments):
+        each = measure(layouts, plan, told=lambda what: quiet.print(what, style="dim", markup=False))
         _print(console, each)
         found.append(each)
     _report(arguments, found)
     return 0
 
 
-def _layouts(arguments: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Every layout over every transport."""
+def _alike(arguments: argparse.Namespace) -> list[list[Layout]]:
+    """Layouts that take turns: those of as many ranks, over each transport."""
     typed = vars(arguments)
     comms = str(arguments.over or typed.get("comm", "auto")).split(",")
-    found = []
-    for text in arguments.layout or [_LAYOUT]:
+    found: dict[tuple[str, int], list[Layout]] = {}
+    for text in dict.fromkeys(arguments.layout or [_LAYOUT]):
         own = layout_flags(text, command="kvspan bench elastic")
         common = asked_of(argparse.Namespace(**{**typed, **own}), ENGINE_OPTIONS)
-        EngineConfig.from_mapping(common).refuse_replicas()
-        found += [(text, {"num_threads": 1, **common, "comm": comm}) for comm in comms]
-    return found
+        config = EngineConfig.from_mapping(common)
+        config.refuse_replicas()
+        num_ranks = config.tensor_parallel_size * config.prefill_context_parallel_size
+        for comm in comms:
+            options = {"num_threads": 1, **common, "comm": comm}
+            found.setdefault((comm, num_ranks), []).append((text, options))
+    return list(found.values())
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
@@ -150,8 +160,19 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         output_scale=arguments.output_scale,
         cache_tokens=arguments.cache_tokens,
         stop_s=arguments.duration,
+        bounds=Bounds(
+            ttft_s=_duration("--ttft", arguments.ttft), tpot_s=_duration("--tpot", arguments.tpot)
+        ),
         seed=arguments.trace_seed,
     )
+
+
+def _duration(flag: str, text: str | None) -> float | None:
+    """Seconds, or None if nobody asked."""
+    try:
+        return None if text is None else DURATION.read(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {text} {error}.") from None
 
 
 def _contexts(text: str) -> tuple[int, ...]:
@@ -176,7 +197,8 @@ def _print(console: Console, measured: Measured) -> None:
     if measured.curve:
         console.print(curve_table(measured).rich())
     for name in dict.fromkeys(t.trace for t in measured.traffic):
-        console.print(traffic_table(measured, name).rich())
+        for table in traffic_tables(measured, name):
+            console.print(table.rich())
     for sentence in verdicts(measured):
         console.print(sentence, markup=False)
 
@@ -190,6 +212,6 @@ def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
         write_text(elastic_page("A span for each request", command, found), arguments.html)
     drawn = [each for each in found if each.curve] if arguments.svg is not None else []
     for number, each in enumerate(drawn):
-        own = f"-{each.comm}" if len({d.layout for d in drawn}) == 1 else f"-{number}-{each.comm}"
+        own = f"-{each.comm}" if len({d.comm for d in drawn}) == len(drawn) else f"-{number}-{each.comm}"
         path: Path = arguments.svg
         save(curve_plot(each), path.with_stem(path.stem + own) if len(drawn) > 1 else path)

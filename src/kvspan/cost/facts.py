@@ -82,7 +82,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         num_ranks: ranks that worked side by side when it was measured; they may share a memory.
-        weights_gbs: GB/s of weights read by matrix products of few rows.
+        weights_gbs: GB/s of weights read by matrix products of one row, on all ranks at once.
+        more_rows_gbs: the same of products of more rows, as (rows, GB/s), ascending: between few rows
+            and many, reading and multiplying overlap in part. Empty = they overlap wholly.
+        fewer_ranks_gbs: of products of one row while so many ranks read and the others wait, as
+            (ranks, GB/s), ascending; they share a memory. Empty = the others make no difference.
         kv_gbs: GB/s of cached keys and values read by attention.
         gemm_tflops: TFLOP/s of matrix products, by what multiplies: `bf16`, `fp8`, `fp4`.
         attention_tflops: TFLOP/s of attention.
@@ -105,7 +109,31 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     row_us: float = 0.0
     layer_row_us: float = 0.0
     meeting_us: dict[str, float] = {}
+    more_rows_gbs: tuple[tuple[float, float], ...] = ()
+    fewer_ranks_gbs: tuple[tuple[int, float], ...] = ()
     played: bool = True
+
+    def read_gbs(self, flops_per_byte: float) -> float:
+        """GB/s of weights by products: straight lines between points, rows and rate both as logs.
+
+        Args:
+            flops_per_byte: of weights; of bf16 that is the rows.
+        """
+        points = ((1.0, self.weights_gbs), *self.more_rows_gbs)
+        right = bisect_right([rows for rows, _ in points], flops_per_byte)
+        if right in (0, len(points)):
+            return points[max(right - 1, 0)][1]
+        (rows0, gbs0), (rows1, gbs1) = points[right - 1], points[right]
+        place = math.log(flops_per_byte / rows0) / math.log(rows1 / rows0)
+        return float(gbs0 * (gbs1 / gbs0) ** place)
+
+    def while_reading(self, num_ranks: int) -> "Rates":
+        """Rates of the ranks that have rows, when no more than so many have one, and each has one."""
+        fewer = dict(self.fewer_ranks_gbs)
+        if num_ranks >= self.num_ranks or not fewer:
+            return self
+        nearest = min(fewer, key=lambda n: abs(math.log(n / num_ranks)))
+        return msgspec.structs.replace(self, weights_gbs=fewer[nearest], more_rows_gbs=())
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):

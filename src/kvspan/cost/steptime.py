@@ -16,6 +16,7 @@ Knows no queue and no policy: what is in a step is told (`StepWork`).
 
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from kvspan.config.model import ModelConfig
@@ -162,7 +163,17 @@ class StepCost:
     def parts_s(self, work: StepWork) -> dict[str, float]:
         """Seconds of a step by what they go to; all layers together, on the busiest PCP coordinate."""
         as_it_runs = self if is_played(work) else self._in_python
-        return as_it_runs._parts_s(work)
+        return as_it_runs._while_some_wait(work.num_tokens)._parts_s(work)
+
+    def _while_some_wait(self, num_rows: float) -> "StepCost":
+        """These costs where coordinates without a row leave the memory to the others."""
+        topology = self.on.topology
+        busy = math.ceil(num_rows)
+        if not 0 < busy < topology.pcp_size:
+            return self
+        some = copy(self)
+        some.rates = self.rates.while_reading(busy * topology.tp_size)
+        return some
 
     def _parts_s(self, work: StepWork) -> dict[str, float]:
         model, rates = self.on.model, self.rates
@@ -373,7 +384,8 @@ class StepCost:
         tflops = next(
             rates.gemm_tflops[kind] for kind in MULTIPLIED_IN[dtype] if kind in rates.gemm_tflops
         )
-        return max(read_bytes / (rates.weights_gbs * 1e9), flops / (tflops * 1e12)) + self._kernel_s
+        read_gbs = rates.read_gbs(flops / read_bytes) if read_bytes else rates.weights_gbs
+        return max(read_bytes / (read_gbs * 1e9), flops / (tflops * 1e12)) + self._kernel_s
 
     @property
     def _kernel_s(self) -> float:

@@ -147,6 +147,35 @@ def test_what_ranks_do_beside_collectives_counts_once_a_layer_where_they_meet() 
         assert after - before == pytest.approx(80 * us * 1e-6, abs=1e-9)
 
 
+def test_rows_count_between_reading_and_multiplying() -> None:
+    (rates,) = find_device("GB300", load_devices()).rates
+    assert rates.read_gbs(1) == rates.read_gbs(64) == rates.weights_gbs
+    measured = msgspec.structs.replace(rates, weights_gbs=32.0, more_rows_gbs=((4.0, 16.0), (16.0, 4.0)))
+    assert [measured.read_gbs(rows) for rows in (0.5, 1, 4, 16, 64)] == [32, 32, 16, 4, 4]
+    assert measured.read_gbs(2) == pytest.approx(32 / 2**0.5)
+    assert measured.read_gbs(8) == pytest.approx(8)
+
+
+def test_ranks_that_wait_leave_the_memory_to_those_that_read() -> None:
+    """A step of one row reads the weights of one coordinate; with a row each, all coordinates read."""
+    layout = cost_of("Llama-3.1-70B", tp=2, dcp=4, pcp=4).on
+    rates = msgspec.structs.replace(layout.device.rates[0], num_ranks=8)
+    alone = msgspec.structs.replace(
+        rates, fewer_ranks_gbs=((2, 4 * rates.weights_gbs), (4, 2 * rates.weights_gbs))
+    )
+    before, after = (
+        StepCost(replace(layout, device=msgspec.structs.replace(layout.device, rates=(each,))))
+        for each in (rates, alone)
+    )
+
+    def reading_s(cost: StepCost, batch: int) -> float:
+        parts = cost.parts_s(decode_work(64, batch=batch))
+        return parts["mlp"] - 2 * 80 * rates.kernel_us * 1e-6
+
+    for batch, times in ((1, 4), (2, 2), (3, 2), (4, 1), (5, 1)):
+        assert reading_s(before, batch) == pytest.approx(times * reading_s(after, batch))
+
+
 def host(*, in_python: bool) -> Device:
     """A device with figures of both ways, of which Python's are ten times those of the other."""
     device = find_device("GB300", load_devices())
