@@ -366,7 +366,7 @@ class StepCost:
         return self._whole_s("ar", whole, self.on.topology.tp_size)
 
     def _logits_s(self, num_sampled: float, *, team: int) -> float:
-        """Each PCP coordinate makes those of its own rows, and hands round tokens; or a team all of them."""
+        """Each PCP coordinate makes those of its own rows, and hands tokens round; a team makes all."""
         topology = self.on.topology
         here = math.ceil(num_sampled / topology.pcp_size)
         handed = self._whole_s("ag", num_sampled * TOKEN_BYTES, topology.pcp_size)

@@ -234,7 +234,7 @@ def test_a_team_reads_a_part_where_rows_are_few_and_nothing_changes_where_they_a
 ) -> None:
     team = cost_of(name, tp=1, dcp=4, pcp=4)
     alone = StepCost(replace(team.on, habits=replace(KVSPAN, teams=False)))
-    few, many = (decode_work(8192, batch=n) for n in (16, 4 * 300))
+    few, many = (decode_work(8192, batch=n) for n in (64, 4 * 300))
     assert team.step_s(few) < 0.8 * alone.step_s(few)
     assert team.parts_s(many) == alone.parts_s(many)
     chunk = StepWork.of([(8192, 1)] * 16 + [(0, 64)], num_sampled=17, ways=team.ways)
