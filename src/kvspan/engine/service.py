@@ -9,6 +9,7 @@ It ends when the server does: by its order, or because a closed descriptor says 
 no text, no HTTP and no event loop.
 """
 
+import gc
 import itertools
 import selectors
 import signal
@@ -224,6 +225,7 @@ class Service:
             ServerGoneError: the server has hung up.
         """
         round_s = self._core.resolved.step_timeout_s + LATE_S
+        gc.freeze()  # what is there will stay: to go through it takes longer than a step
         while True:
             self._heart.expect(round_s)
             had_work = self._core.has_work

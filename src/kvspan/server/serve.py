@@ -5,6 +5,7 @@ The first SIGTERM or SIGINT lets requests finish and takes no new ones; the seco
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -88,6 +89,7 @@ async def _serve(
         listen(sock, config, server.config.backlog)
         host, port = sock.getsockname()[:2]
         listening(f"http://{f'[{host}]' if ':' in host else host}:{port}", ready, served)
+        gc.freeze()  # what is there will stay: to go through it would stop all streams
         await server.serve(sockets=[sock])
         return int(llm.health.gone)
     finally:

@@ -5,6 +5,7 @@ Knows tables, slots and rows. Knows no model and no sampler.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, unpack_tokens
 from kvspan.worker.share import Part, Parts, Shares
+
+N = TypeVar("N", bound=np.generic)
 
 _NOTHING = np.zeros(0, np.int64)
 _NO_KEYS = KeyIndex((0,), (), _NOTHING, _NOTHING)
@@ -148,7 +151,7 @@ def _asking(
         local = [*shares.local_parts]
         spread, is_local = asks, ~does_travel
     idle = shares.num_idle
-    spread, is_local = np.pad(spread, (0, idle)), np.pad(is_local, (0, idle), constant_values=True)
+    spread, is_local = _and(spread, idle, False), _and(is_local, idle, True)
     asking = (
         Asking(
             row_numbers(np.flatnonzero(spread), device),
@@ -178,8 +181,8 @@ def _keys(parts: Parts, tables: JoinedTables, device: torch.device, *, num_idle:
     joined = tables.chosen([part.row for part in parts.parts])
     sizes = [part.num_tokens for part in parts.parts]
     last = joined.local_bounds(np.repeat(np.arange(len(sizes)), sizes), parts.position + 1)
-    last = np.pad(last, (0, num_idle))
-    starts = np.pad(joined.block_starts, (0, num_idle), mode="edge")
+    last = _and(last, num_idle, 0)
+    starts = _and(joined.block_starts, num_idle, len(joined.blocks))
     host = torch.device("cpu")
     flat = FlatIndex(
         row_starts=_tensor([np.cumsum([0, *sizes, *[1] * num_idle])], host),
@@ -220,6 +223,11 @@ def _plan(
         sizes=[rows[i].num_tokens for i in which],
         contexts=[Context(tables[i].blocks, tables[i].shares(rows[i].start)) for i in which],
     )
+
+
+def _and(some: NDArray[N], number: int, more: int) -> NDArray[N]:
+    """Some values, and then one of them so many times."""
+    return np.append(some, np.full(number, more, some.dtype)) if number else some
 
 
 def _in_order(numbers: NDArray[np.int64], device: torch.device) -> slice | torch.Tensor:

@@ -1,6 +1,7 @@
 """The life of a rank: receive, obey, answer. Knows neither what a worker computes nor who started it."""
 
 import contextlib
+import gc
 import traceback
 from collections.abc import Iterator
 from typing import Protocol
@@ -107,6 +108,7 @@ def _obey(
             return Report(worker.load())
         case AllocateCache(num_blocks):
             worker.allocate_cache(num_blocks)
+            gc.freeze()  # what is there will stay: to go through it takes longer than a step
             return Allocated()
         case FillCache(fill):
             worker.fill(fill)
