@@ -190,7 +190,8 @@ private:
             const Vec largest = larger(old, here);
             store(before, largest);
             max[v] = (__m512)(largest == MINUS_INFINITY ? Vec{} : largest);
-            fade[v] = (__m512)kvspan::exp2(old - (Vec)max[v]);
+            const Vec one = Vec{} + 1.0f;  // `exp2` of 0 is a bit more: a sum over many tiles would drift
+            fade[v] = (__m512)(largest == old ? one : kvspan::exp2(old - (Vec)max[v]));
         }
         weigh<V>(pairs, lanes.first, scores, max, fade);
         const auto* weights = reinterpret_cast<const std::int32_t*>(scores);
