@@ -21,7 +21,13 @@ struct Visited {
     std::int64_t expert, first, rows;
 };
 
-// Choices of experts that are kept, expert by expert; of an expert, in order of rows.
+bool is_zeros(const void* row, std::int64_t size) {
+    const auto* const from = static_cast<const std::uint16_t*>(row);
+    return std::all_of(from, from + size, [](std::uint16_t bits) { return (bits & 0x7fff) == 0; });
+}
+
+// Choices of experts that are kept, expert by expert; of an expert, in order of rows. No expert is asked what
+// it makes of zeros.
 struct Plan {
     std::vector<std::int64_t> choices;  // row * per_row + place
     std::vector<Visited> experts;
@@ -29,9 +35,14 @@ struct Plan {
     Plan(const Experts& experts, const Visits& call) {
         std::vector<std::int64_t> ends(experts.count + 1);
         const std::int64_t size = call.rows * call.per_row;
+        std::vector<std::uint8_t> asks(call.rows);
+        for (std::int64_t row = 0; row < call.rows; ++row) {
+            const auto* const x = static_cast<const std::uint16_t*>(call.x) + row * call.row_stride;
+            asks[row] = !is_zeros(x, experts.hidden);
+        }
         const auto kept = [&](std::int64_t choice) {
             const std::int64_t expert = call.chosen[choice] - experts.first;
-            return expert >= 0 && expert < experts.count ? expert : -1;
+            return asks[choice / call.per_row] && expert >= 0 && expert < experts.count ? expert : -1;
         };
         for (std::int64_t i = 0; i < size; ++i) {
             if (kept(i) >= 0) ++ends[kept(i) + 1];

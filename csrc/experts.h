@@ -1,5 +1,6 @@
 // Routed experts in bf16 for few rows: of each expert that a row has chosen the weights are read once, and
-// of the others not at all. Which ones that are is read when the call is made.
+// of the others not at all. Which ones that are is read when the call is made. A row of zeros, as idle ones
+// are, has chosen none: experts have no biases, and make zeros of it.
 #pragma once
 
 #include <cstddef>

@@ -173,6 +173,16 @@ def test_experts_that_nobody_chose_are_not_read(isa: str) -> None:
     assert_within(packed(layer, isa)(x, routing, shared, ALONE), wanted, "experts", torch.bfloat16)
 
 
+def test_no_expert_is_read_for_rows_of_zeros(isa: str) -> None:
+    """As idle rows are: it would give zeros."""
+    layer, x, routing, shared = made(Case(3))
+    routing.experts[:] = torch.tensor([[0, 1, 2], [3, 4, 5], [0, 1, 2]])
+    x[1] = torch.tensor([0.0, -0.0] * 20)
+    wanted = exact(layer, x, routing, shared)
+    layer.gate_up[3:], layer.down[3:] = torch.nan, torch.nan
+    assert_within(packed(layer, isa)(x, routing, shared, ALONE), wanted, "experts", torch.bfloat16)
+
+
 def test_a_row_that_is_not_a_number_stays_alone(isa: str) -> None:
     layer, x, routing, shared = made(Case(6))
     packed(layer, isa)

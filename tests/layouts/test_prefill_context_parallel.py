@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from kvspan.config.model import parse_model_config
 from kvspan.cost.rows import least_tokens_to_split
 from kvspan.errors import LayoutError
+from kvspan.layers.experts import Experts
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import Forward, ForwardCase, forward
@@ -145,6 +147,25 @@ def test_coordinates_that_are_a_team_equal_one_rank(
         assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
     assert_equal_calls(result, topology)
     assert any(call.op == "reduce_scatter" for calls in result.group_calls[0] for call in calls)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "deepseek-v3"])
+def test_idle_rows_of_a_team_are_zeros_to_experts(
+    name: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that none is read for them."""
+    seen: list[list[bool]] = []
+    run = Experts.forward
+
+    def noted(layer: Experts, x: torch.Tensor, *others: Any) -> torch.Tensor:
+        seen.append(x.any(1).tolist())
+        return run(layer, x, *others)
+
+    monkeypatch.setattr(Experts, "forward", noted)
+    case = ForwardCase(topology=Topology(pcp_size=3, dcp_size=3), chunk=1, team_rows=8)
+    forward(resolve(str(checkpoints[name])), sequences((4,)), case)
+    assert seen
+    assert all(sum(busy) == 1 and len(busy) == 3 for busy in seen)
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ from kvspan.layers.logits import Logits
 from kvspan.layers.team import Team
 from kvspan.topology import Span, cuts
 
+NO_TOKEN = -1
+"""In place of a token id: zeros, which parts of a layer that have no biases leave as they are."""
+
 
 class VocabEmbedding(Matrix):
     """Token ids to vectors, and vectors to logits, over one table whose rows are shared out.
@@ -33,7 +36,7 @@ class VocabEmbedding(Matrix):
         return self.parts[self.group.rank]
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """[R] int64 -> [R, hidden_size], whole on every rank."""
+        """[R] int64, or `NO_TOKEN` -> [R, hidden_size], whole on every rank."""
         return self.group.all_reduce(self.product.rows(token_ids, first=self.part.start)).wait()
 
     def logits(self, hidden: Tensor, team: Team) -> Logits:

@@ -39,9 +39,9 @@ class Batch:
     """The rows of one step as tensors, the same on all ranks but for what lives where.
 
     Args:
-        token_ids: [R] int64, of the rows that this rank's PCP coordinate works on.
-        positions: [R] int64, place of each token in its sequence. Idle rows come last: they see no key
-            and are nobody's, and make decode steps of a team alike (`worker.share`).
+        token_ids: [R] int64, of the rows that this rank's PCP coordinate works on. Idle rows come last:
+            they have no token, see no key, and make decode steps of a team alike (`worker.share`).
+        positions: [R] int64, place of each token in its sequence.
         attending: which of them this rank attends for, n in all; the others have another rank for a
             home. What comes below counts those.
         row_sizes: rows of each PCP coordinate whose keys are gathered; of n they are the first.

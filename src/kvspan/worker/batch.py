@@ -17,6 +17,7 @@ from kvspan.attention.putting import Writes
 from kvspan.cache.grown import Grown
 from kvspan.cache.table import JoinedTables, RankTable
 from kvspan.cost.prefill import PrefillRule
+from kvspan.layers.embedding import NO_TOKEN
 from kvspan.layout import NO_SLOT
 from kvspan.models.base import Asking, Batch
 from kvspan.request import SamplingParams
@@ -94,7 +95,7 @@ def build_batch(
         workspace: what keys are gathered in.
     """
     device, keyed, through = workspace.device, shares.keyed_parts, shares.network_parts
-    idle = np.zeros(shares.num_idle, np.int64)  # of nobody: any token, and no slot
+    idle = np.zeros(shares.num_idle, np.int64)  # of nobody: no token, no slot, and any position
     known = [mirrors[row.request_id] for row in rows]
     tables = [mirror.table for mirror in known]
     joined = JoinedTables(tables)
@@ -110,7 +111,7 @@ def build_batch(
                     known[row].tokens.values[start : start + num_tokens]
                     for row, start, num_tokens in through.parts
                 ),
-                idle,
+                idle + NO_TOKEN,
             ],
             device,
         ),
@@ -174,9 +175,7 @@ def _as_parts(parts: list[Part], own: Parts) -> Parts:
 
 def _keys(parts: Parts, tables: JoinedTables, device: torch.device, *, num_idle: int = 0) -> KeyIndex:
     """What rows see of this rank's keys: those of the positions up to their own; idle ones see none."""
-    if (
-        not parts.parts and not num_idle
-    ):  # as below, and in every decode there are rows of one reach only
+    if not parts.parts and not num_idle:  # as below: in every decode rows have one reach only
         return _NO_KEYS
     joined = tables.chosen([part.row for part in parts.parts])
     sizes = [part.num_tokens for part in parts.parts]
