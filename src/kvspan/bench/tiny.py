@@ -30,7 +30,7 @@ _ATTENTION_PARAMS = HIDDEN_SIZE * _HEAD_DIM * 2 * (_NUM_HEADS + _NUM_KV_HEADS)
 WEIGHT_BYTES = 64 << 20
 """Of all layers together, if they are loaded: twice the last cache of a server's core complex."""
 _CONTEXT = 32
-_STEPS, _ROUNDS = 8, 6
+_STEPS, _ROUNDS = 6, 11
 """Short rounds: memory that others use as well is fast and slow by the second."""
 _TINY = {
     "architectures": ["LlamaForCausalLM"],
@@ -104,27 +104,27 @@ def bare_layer_us(
     shapes = {"few": (FEW_LAYERS, 0), "many": (MANY_LAYERS, 0)}
     options = _options(num_ranks, played=played, choices=choices)
     with _contenders(shapes, options) as contenders:
-        taken_us = _steps_us(contenders, FEW_ROWS)
-    return (taken_us["many"] - taken_us["few"]) / (MANY_LAYERS - FEW_LAYERS)
+        rounds_us = _rounds_us(contenders, FEW_ROWS)
+    return statistics.median(its["many"] - its["few"] for its in rounds_us) / (MANY_LAYERS - FEW_LAYERS)
 
 
 def _step_and_layer_us(contenders: Sequence[Contender], num_rows: int) -> tuple[float, float]:
     """Microseconds of a step beside its layers and what they read, and of a layer beside that."""
-    taken_us = _steps_us(contenders, num_rows)
-    layer_us = (taken_us["many"] - taken_us["few"]) / (MANY_LAYERS - FEW_LAYERS)
-    reading_us = taken_us["twice"] - taken_us["few"]
-    return taken_us["few"] - FEW_LAYERS * layer_us - reading_us, layer_us
+    layers, beside = [], []
+    for its in _rounds_us(contenders, num_rows):
+        layers.append((its["many"] - its["few"]) / (MANY_LAYERS - FEW_LAYERS))
+        beside.append(its["few"] - FEW_LAYERS * layers[-1] - (its["twice"] - its["few"]))
+    return statistics.median(beside), statistics.median(layers)
 
 
-def _steps_us(contenders: Sequence[Contender], num_rows: int) -> dict[str, float]:
-    """The median step of each, by name."""
-    taken_s: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+def _rounds_us(contenders: Sequence[Contender], num_rows: int) -> list[dict[str, float]]:
+    """The median step of each in each round, by name: what is compared ran within a moment."""
     for contender in contenders:
         contender.fill(Case(_CONTEXT, num_rows), num_steps=_STEPS, seed=num_rows << 32)
-    for _ in range(_ROUNDS):
-        for contender in contenders:
-            taken_s[contender.name] += contender.decode(_STEPS).seconds
-    return {name: statistics.median(its) * 1e6 for name, its in taken_s.items()}
+    return [
+        {each.name: statistics.median(each.decode(_STEPS).seconds) * 1e6 for each in contenders}
+        for _ in range(_ROUNDS)
+    ]
 
 
 def _options(num_ranks: int, *, played: bool, choices: Mapping[str, int | str]) -> dict[str, int | str]:

@@ -133,6 +133,9 @@ class StepCost:
             StepCost(on, ranks_are_homes=ranks_are_homes, in_python=True) if self._played else self
         )
         self.rates = on.device.rates_of(topology.world_size, played=self._played)
+        self._all_read = (
+            self.rates
+        )  # of work that all ranks share, even if some have no row of their own
         self.num_heads = topology.query_heads(0, model.heads).size
         self.ways = Ways(
             expand_from=NEVER if model.mla is None else least_rows_to_expand(model.mla),
@@ -356,7 +359,7 @@ class StepCost:
         kept = touched * w.num_experts / moe.num_experts
         visits = rows * moe.experts_per_token * w.num_experts / moe.num_experts
         routed = sum(
-            self._operator_s(m.num_bytes * kept / team, 2 * m.params * visits / team, m.dtype)
+            self._operator_s(m.num_bytes * kept / team, 2 * m.params * visits / team, m.dtype, team=team)
             for m in w.expert
         )
         return routed + shared
@@ -376,11 +379,14 @@ class StepCost:
 
     def _matrices_s(self, matrices: Sequence[Matrix], rows: float, *, team: int = 1) -> float:
         """Products with some rows, or with so many of each rank of a team by its part of the weights."""
-        return sum(self._operator_s(m.num_bytes / team, 2 * m.params * rows, m.dtype) for m in matrices)
+        return sum(
+            self._operator_s(m.num_bytes / team, 2 * m.params * rows, m.dtype, team=team)
+            for m in matrices
+        )
 
-    def _operator_s(self, read_bytes: float, flops: float, dtype: str) -> float:
+    def _operator_s(self, read_bytes: float, flops: float, dtype: str, *, team: int = 1) -> float:
         """One operator: what takes longer, and a kernel's least time."""
-        rates = self.rates
+        rates = self.rates if team == 1 else self._all_read
         tflops = next(
             rates.gemm_tflops[kind] for kind in MULTIPLIED_IN[dtype] if kind in rates.gemm_tflops
         )

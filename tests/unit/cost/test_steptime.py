@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvspan.cost.facts import Device, find_device, load_devices
+from kvspan.cost.facts import Device, Rates, find_device, load_devices
 from kvspan.cost.memory import kv_bytes_per_global_token
 from kvspan.cost.steptime import KVSPAN, Deployment, StepCost
 from kvspan.cost.weights import WeightDtypes, rank_weights
@@ -157,23 +157,26 @@ def test_rows_count_between_reading_and_multiplying() -> None:
 
 
 def test_ranks_that_wait_leave_the_memory_to_those_that_read() -> None:
-    """A step of one row reads the weights of one coordinate; with a row each, all coordinates read."""
+    """A step of one row reads the weights of one coordinate; with a row each, all coordinates read.
+
+    In a team all of them read whoever has the row.
+    """
     layout = cost_of("Llama-3.1-70B", tp=2, dcp=4, pcp=4).on
     rates = msgspec.structs.replace(layout.device.rates[0], num_ranks=8)
     alone = msgspec.structs.replace(
         rates, fewer_ranks_gbs=((2, 4 * rates.weights_gbs), (4, 2 * rates.weights_gbs))
     )
-    before, after = (
-        StepCost(replace(layout, device=msgspec.structs.replace(layout.device, rates=(each,))))
-        for each in (rates, alone)
-    )
 
-    def reading_s(cost: StepCost, batch: int) -> float:
+    def reading_s(kernels: Rates, batch: int, *, teams: bool) -> float:
+        device = msgspec.structs.replace(layout.device, rates=(kernels,))
+        cost = StepCost(replace(layout, device=device, habits=replace(KVSPAN, teams=teams)))
         parts = cost.parts_s(decode_work(64, batch=batch))
         return parts["mlp"] - 2 * 80 * rates.kernel_us * 1e-6
 
     for batch, times in ((1, 4), (2, 2), (3, 2), (4, 1), (5, 1)):
-        assert reading_s(before, batch) == pytest.approx(times * reading_s(after, batch))
+        before, after = (reading_s(each, batch, teams=False) for each in (rates, alone))
+        assert before == pytest.approx(times * after)
+        assert reading_s(rates, batch, teams=True) == reading_s(alone, batch, teams=True)
 
 
 def host(*, in_python: bool) -> Device:
