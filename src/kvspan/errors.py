@@ -5,6 +5,7 @@
     │   └── LayoutError              ranks, heads, blocks and interleave do not fit together
     ├── ModelError (ValueError)      a checkpoint, config or tokenizer is missing, broken or unknown
     ├── RequestError (ValueError)    one request is refused; all others go on
+    │   └── LengthError              its prompt is longer than any may be
     ├── OutputError (RuntimeError)   one request cannot be finished; all others go on
     └── EngineDeadError (RuntimeError)  a rank died or hung; every running request ends with it
         └── LateError                it may have worked on: --step-timeout has passed
@@ -12,7 +13,8 @@
 Knows nothing else of kvspan, so everything may import it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class KvspanError(Exception):
@@ -44,7 +46,30 @@ class ModelError(KvspanError, ValueError):
 
 
 class RequestError(KvspanError, ValueError):
-    """One request is refused; others are untouched."""
+    """One request is refused; others are untouched.
+
+    Args:
+        sentence: why, and the way out.
+        param: the field that is to blame, e.g. `messages[1].role`; None = no single one.
+    """
+
+    def __init__(self, sentence: str, *, param: str | None = None) -> None:
+        super().__init__(sentence)
+        self.param = param
+
+
+class LengthError(RequestError):
+    """A prompt is longer than any may be."""
+
+
+@contextmanager
+def blaming(param: str) -> Iterator[None]:
+    """Lets refusals from inside blame this field, unless they blame one themselves."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or param
+        raise
 
 
 class OutputError(KvspanError, RuntimeError):

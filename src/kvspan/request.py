@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from kvspan.errors import RequestError
+from kvspan.errors import RequestError, blaming
 from kvspan.structured import StructuredOutputsParams
 from kvspan.unicode import check_unicode
 
@@ -97,11 +97,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         # Each rule also returns the value in plain Python, since a numpy scalar out of somebody's
         # sweep could not be sent to a worker.
         for name, value in msgspec.structs.asdict(self).items():
-            msgspec.structs.force_setattr(self, name, _RULES[name](name, value))
+            with blaming(name):
+                msgspec.structs.force_setattr(self, name, _RULES[name](name, value))
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}; "
-                "raise max_tokens or lower min_tokens."
+                "raise max_tokens or lower min_tokens.",
+                param="min_tokens",
             )
 
     @classmethod
@@ -117,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name in mapping:
             if name not in _RULES:
-                raise RequestError(_unknown_name(name))
+                raise RequestError(_unknown_name(name), param=name)
         asked = {k: v for k, v in mapping.items() if v is not None or k == "max_tokens"}
         if isinstance(bias := asked.get("logit_bias"), Mapping):
             asked["logit_bias"] = {_key_as_id(key): value for key, value in bias.items()}
@@ -143,18 +145,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             if (outside := max(ids, default=0)) >= vocab_size:
                 raise RequestError(
                     f"{name} has token id {outside}, which is not in the vocabulary: ids are "
-                    f"0 to {vocab_size - 1}."
+                    f"0 to {vocab_size - 1}.",
+                    param=name,
                 )
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if (count or 0) > vocab_size:
                 raise RequestError(
                     f"{name} {count} is more than the {vocab_size} tokens of the vocabulary; -1 asks "
-                    "for all of them."
+                    "for all of them.",
+                    param=name,
                 )
         if self.min_tokens and len({*self.stop_token_ids, *eos_token_ids}) >= vocab_size:
             raise RequestError(
                 f"min_tokens {self.min_tokens} leaves no token to choose: all {vocab_size} of the "
-                "vocabulary end the output; take some out of stop_token_ids."
+                "vocabulary end the output; take some out of stop_token_ids.",
+                param="min_tokens",
             )
 
 

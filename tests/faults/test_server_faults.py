@@ -168,7 +168,7 @@ def test_a_killed_engine_is_started_again_and_its_streams_go_on(server: Running)
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
     server.await_metric("kvspan_engine_ready", 1)
-    server.await_said("The engine's process was killed by signal 9 (Killed), as the kernel does")
+    server.await_said("was killed by signal 9 (Killed); if nobody did that, memory may have run out.")
     server.await_said("It is being started again.")
     server.await_said("It works again.")
     again = Streams(server, num_tokens=20)

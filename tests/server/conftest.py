@@ -62,6 +62,13 @@ class Running:
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         return sum(map(float, values))
 
+    def sample(self, name: str) -> float:
+        """A metric with its labels, as they are written."""
+        with self.http as client:
+            text = client.get("/metrics").text
+        (value,) = re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(value)
+
     def await_metric(self, name: str, value: float) -> None:
         """Waits until a metric has a value; whoever calls has a time limit."""
         while self.metric(name) != value:

@@ -56,6 +56,19 @@ def test_after_some_chunks_of_a_stream(server: Running) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_what_its_client_left_is_counted(narrow: Running, stream: bool) -> None:
+    aborted = 'kvspan_request_success_total{finished_reason="abort"}'
+    others = [f'kvspan_request_success_total{{finished_reason="{r}"}}' for r in ("stop", "length")]
+    before, ended = narrow.sample(aborted), [narrow.sample(each) for each in others]
+    sock = leave(narrow, LONG | {"stream": stream, "n": 2})
+    narrow.await_metric("kvspan_num_requests_running", 2)
+    sock.close()
+    await_free(narrow)
+    assert narrow.sample(aborted) == before + 2
+    assert [narrow.sample(each) for each in others] == ended
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_before_the_reply(narrow: Running, stream: bool) -> None:
     sock = leave(narrow, LONG | {"stream": stream})
     narrow.await_metric("kvspan_num_requests_running", 1)

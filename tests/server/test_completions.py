@@ -141,7 +141,7 @@ def test_more_tokens_than_room_are_clamped(server: Running) -> None:
         ({"model": "other"}, 404, "other"),
         ({"extra_body": {"best_of": 2}}, 400, "best_of"),
         ({"extra_body": {"temprature": 2}}, 400, "temperature"),
-        ({"extra_body": {"n": "two"}}, 400, "n: "),
+        ({"extra_body": {"n": "two"}}, 400, "n must be "),
         ({"prompt": "\ud800"}, 400, "surrogate"),
         ({"stop": ["\ud800"]}, 400, "stop is no Unicode"),
         ({"extra_body": {"cache_salt": "\ud800"}}, 400, "cache_salt is no Unicode"),

@@ -209,6 +209,8 @@ def test_other_pages_may_call_it_only_if_asked(server: Running, guarded: Running
     with guarded.http as client:
         allowed = client.get("/health", headers=origin).headers["access-control-allow-origin"]
         assert allowed == "https://a.example"
+        shown = client.get("/health", headers=origin).headers["access-control-expose-headers"]
+        assert "x-kvspan-note" in shown
         other = client.get("/health", headers={"Origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 

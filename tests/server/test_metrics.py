@@ -10,7 +10,7 @@ from kvspan.clock import VirtualClock
 from kvspan.engine.meter import Meter
 from kvspan.metrics import Registry
 from kvspan.server.exposition import exposition
-from tests.server.conftest import Running
+from tests.server.conftest import Running, serving
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,21 @@ def test_a_histogram_is_read_as_prometheus_means_it() -> None:
     assert found["x_seconds_sum", None] == pytest.approx(3.65)
     (sample,) = families["y"].samples
     assert (sample.labels, sample.value) == ({"kind": 'a"b'}, 2)
+
+
+def test_every_way_to_end_is_there_before_anything_has_ended() -> None:
+    registry = Registry()
+    Meter(registry, VirtualClock())
+    text = exposition(registry).decode()
+    for reason in ("stop", "length", "abort", "error"):
+        assert f'kvspan_request_success_total{{finished_reason="{reason}"}} 0.0' in text
+
+
+def test_an_engine_that_has_made_no_step_is_seen(model: Path) -> None:
+    with serving(model) as idle:
+        for name in ("kvspan_num_requests_running", "kvspan_num_preemptions_total"):
+            assert idle.sample(f'{name}{{replica="0"}}') == 0
+        assert idle.sample('kvspan_kv_used_tokens{rank="0",replica="0"}') == 0
 
 
 def test_they_add_up(server: Running) -> None:

@@ -92,14 +92,17 @@ class Narrow:
     def holds(self) -> bool:
         """Whether the run is within its bounds.
 
-        One rank has flips too, a few in thousands of positions. As a count of rare events theirs has a
-        standard deviation of its root, and the layout's may exceed it by three of those.
+        One rank has flips too, a few in thousands of positions. Both are counts of rare events, whose
+        difference has a variance of their sum; the layout's may exceed one rank's by three standard
+        deviations of it. (So 9 beside 0: of 10 events that are as likely here as there, all are on one
+        given side in one case of 1,024.)
         """
-        allowed_flips = self.one_rank_flips + 3 * math.sqrt(self.one_rank_flips + 1)
+        more_flips = self.layout_flips - self.one_rank_flips
+        allowed_more = 3 * math.sqrt(self.layout_flips + self.one_rank_flips + 1)
         return (
             self.layout.median <= NARROW_FACTOR * self.one_rank.median
             and self.layout.p99 <= NARROW_FACTOR * self.one_rank.p99
-            and self.layout_flips <= allowed_flips
+            and more_flips <= allowed_more
         )
 
 

@@ -5,8 +5,10 @@ chunks that divide nothing. In a narrower dtype, runs are forced along float32's
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import resources
 
 import numpy as np
@@ -33,6 +35,8 @@ NEAR_TOKENS = 20
 """Most probable tokens among which another run's best one is looked for."""
 
 Tokens = Sequence[int]
+Generate = Callable[[Sequence[Tokens], SamplingParams], list[RequestOutput]]
+"""Runs prompts on an engine, batched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,32 @@ class Verdict:
         return all(run.holds for run in self.exact) and all(run.holds for run in self.narrow)
 
 
-def check(asked: EngineConfig, *, told: Callable[[str], None] = lambda _: None) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a check is about to do.
+
+    Args:
+        run: which of the engines, from 1.
+        num_runs: how many there are.
+        what: the dtype, the ranks, and how prompts are cut.
+        num_prompts: that it is about to compute; None = it loads the weights first.
+    """
+
+    run: int
+    num_runs: int
+    what: str
+    num_prompts: int | None
+
+
+def check(
+    asked: EngineConfig, *, told: Callable[[Stage], None] = lambda _: None, use_tqdm: bool = False
+) -> Verdict:
     """Compares a layout with one rank.
 
     Args:
         asked: the model and the layout.
         told: called with what is about to run.
+        use_tqdm: show the prompts of each run on a terminal.
 
     Raises:
         ConfigError: the layout cannot run or has replicas, or its `--max-model-len` leaves no room for
@@ -79,55 +103,102 @@ def check(asked: EngineConfig, *, told: Callable[[str], None] = lambda _: None) 
         max_num_batched_tokens=sum(map(len, prompts)) + OUTPUT_TOKENS * len(prompts),  # no chunks
         max_num_seqs=None,
     )
-    exact, outputs = _check_exact(asked, prompts, told)
-    narrow: tuple[Narrow, ...] = ()
-    if resolved.dtype != "float32" or resolved.kv_dtype != "float32":
-        sequences = [[*p, *out] for p, out in zip(prompts, outputs, strict=True)]
-        narrow = _check_narrow(asked, sequences, resolved.dtype, told)
+    narrows = resolved.dtype != "float32" or resolved.kv_dtype != "float32"
+    engines = _Engines(told, num_runs=6 if narrows else 3, num_prompts=len(prompts), use_tqdm=use_tqdm)
+    wanted = _run_wanted(asked, prompts, engines, narrows=narrows)
+    exact = _check_exact(asked, prompts, wanted, engines)
+    narrow = _check_narrow(asked, wanted, engines, resolved.dtype) if narrows else ()
     return Verdict(resolved, tuple(map(len, prompts)), exact, narrow)
 
 
-def _check_exact(
-    asked: EngineConfig, prompts: Sequence[Tokens], told: Callable[[str], None]
-) -> tuple[tuple[Exact, ...], list[Tokens]]:
-    """float32: greedy outputs of one rank and of the layout, and one rank's tokens."""
+class _Engines:
+    """Loads one engine after another, and says so.
+
+    Args:
+        told: called with what is about to run.
+        num_runs: engines in all.
+        num_prompts: of each run.
+        use_tqdm: show a run's prompts on a terminal.
+    """
+
+    def __init__(
+        self, told: Callable[[Stage], None], *, num_runs: int, num_prompts: int, use_tqdm: bool
+    ) -> None:
+        self._told, self._num_runs, self._num_prompts = told, num_runs, num_prompts
+        self._use_tqdm, self._run = use_tqdm, 0
+
+    @contextmanager
+    def load(self, what: str, asked: EngineConfig) -> Iterator[Generate]:
+        """An engine, as what runs prompts on it."""
+        self._run += 1
+        self._told(Stage(self._run, self._num_runs, what, None))
+        with LLM.from_config(asked) as llm:
+            self._told(Stage(self._run, self._num_runs, what, self._num_prompts))
+            yield partial(llm.generate, use_tqdm=self._use_tqdm)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What one rank gives in float32.
+
+    Args:
+        greedy: positions of its outputs.
+        sequences: prompts with these outputs.
+        scores: what it says of every position of them but the first; empty if nobody needs it.
+        hits: the same after beginnings that are in the cache.
+    """
+
+    greedy: list[list[Position]]
+    sequences: Sequence[Tokens]
+    scores: list[list[Position]]
+    hits: list[dict[int, Logprob]]
+
+
+def _run_wanted(
+    asked: EngineConfig, prompts: Sequence[Tokens], engines: _Engines, *, narrows: bool
+) -> _Wanted:
     exact = replace(asked, dtype="float32", kv_cache_dtype="float32")
-    told("float32, one rank")
-    with _llm(_one_rank(exact)) as llm:
-        wanted, tokens = _greedy(llm, prompts)
-    runs = []
-    told("float32, the layout")
-    with _llm(exact) as llm:
+    with engines.load("float32, one rank", _one_rank(exact)) as generate:
+        greedy, outputs = _greedy(generate, prompts)
+        sequences = [[*p, *out] for p, out in zip(prompts, outputs, strict=True)]
+        if not narrows:
+            return _Wanted(greedy, sequences, [], [])
+        return _Wanted(greedy, sequences, _scores(generate, sequences), _after_hits(generate, sequences))
+
+
+def _check_exact(
+    asked: EngineConfig, prompts: Sequence[Tokens], wanted: _Wanted, engines: _Engines
+) -> tuple[Exact, ...]:
+    """float32: greedy outputs of the layout."""
+    exact = replace(asked, dtype="float32", kv_cache_dtype="float32")
+    chunks = f"chunks of {CHUNK_TOKENS}"
+    found = {}
+    with engines.load("float32, the layout", exact) as generate:
         for name in ("prefix cache cold", "prefix cache warm"):
-            runs.append(compare_exact(name, wanted, _greedy(llm, prompts)[0]))
-    told(f"float32, the layout in chunks of {CHUNK_TOKENS}")
-    with _llm(_chunked(exact)) as llm:
-        name = f"chunks of {CHUNK_TOKENS}"
-        runs.append(compare_exact(name, wanted, _greedy(llm, prompts)[0]))
-    return tuple(runs), tokens
+            found[name], _ = _greedy(generate, prompts)
+    with engines.load(f"float32, the layout in {chunks}", _chunked(exact)) as generate:
+        found[chunks], _ = _greedy(generate, prompts)
+    return tuple(compare_exact(name, wanted.greedy, run) for name, run in found.items())
 
 
 def _check_narrow(
-    asked: EngineConfig, sequences: Sequence[Tokens], dtype: str, told: Callable[[str], None]
+    asked: EngineConfig, wanted: _Wanted, engines: _Engines, dtype: str
 ) -> tuple[Narrow, ...]:
     """The asked dtype: log-probabilities along float32's tokens."""
-    told(f"{dtype}, one rank beside float32")
-    with _llm(_one_rank(replace(asked, dtype="float32", kv_cache_dtype="float32"))) as llm:
-        exact, exact_hits = _scores(llm, sequences), _after_hits(llm, sequences)
-    with _llm(_one_rank(asked)) as llm:
-        near, near_hits = _scores(llm, sequences), _after_hits(llm, sequences)
-    told(f"{dtype}, the layout")
-    with _llm(asked) as llm:
-        far, far_hits = _scores(llm, sequences), _after_hits(llm, sequences)
-    told(f"{dtype}, the layout in chunks of {CHUNK_TOKENS}")
-    with _llm(_chunked(asked)) as llm:
-        chunked = _scores(llm, sequences)
-    best = [min(each.items(), key=lambda item: item[1].rank)[0] for each in exact_hits]
-    hits = [[_positions(run, best)] for run in (exact_hits, near_hits, far_hits)]
+    sequences = wanted.sequences
+    chunks = f"chunks of {CHUNK_TOKENS}"
+    with engines.load(f"{dtype}, one rank", _one_rank(asked)) as generate:
+        near, near_hits = _scores(generate, sequences), _after_hits(generate, sequences)
+    with engines.load(f"{dtype}, the layout", asked) as generate:
+        far, far_hits = _scores(generate, sequences), _after_hits(generate, sequences)
+    with engines.load(f"{dtype}, the layout in {chunks}", _chunked(asked)) as generate:
+        chunked = _scores(generate, sequences)
+    best = [min(each.items(), key=lambda item: item[1].rank)[0] for each in wanted.hits]
+    hits = [[_positions(run, best)] for run in (wanted.hits, near_hits, far_hits)]
     return (
-        compare_narrow("prefix cache cold", exact, near, far),
+        compare_narrow("prefix cache cold", wanted.scores, near, far),
         compare_narrow("prefix cache warm", *hits),
-        compare_narrow(f"chunks of {CHUNK_TOKENS}", exact, near, chunked),
+        compare_narrow(chunks, wanted.scores, near, chunked),
     )
 
 
@@ -153,10 +224,6 @@ def _chunked(asked: EngineConfig) -> EngineConfig:
     )
 
 
-def _llm(asked: EngineConfig) -> LLM:
-    return LLM.from_config(asked)
-
-
 def _prompts(resolved: Resolved, tokenizer: Tokenizer | None) -> list[Tokens]:
     """Prompts of the lengths that there is room for: real text, or random tokens without a tokenizer."""
     room = resolved.max_model_len - OUTPUT_TOKENS
@@ -177,10 +244,10 @@ def _prompts(resolved: Resolved, tokenizer: Tokenizer | None) -> list[Tokens]:
     return [tokens[start : start + n] for start, n in zip(starts.tolist(), lengths, strict=True)]
 
 
-def _greedy(llm: LLM, prompts: Sequence[Tokens]) -> tuple[list[list[Position]], list[Tokens]]:
+def _greedy(generate: Generate, prompts: Sequence[Tokens]) -> tuple[list[list[Position]], list[Tokens]]:
     """Greedy outputs, as positions and as tokens."""
     params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=2)
-    outputs = [result.outputs[0] for result in llm.generate(prompts, params, use_tqdm=False)]
+    outputs = [result.outputs[0] for result in generate(prompts, params)]
     positions = [
         [_position(each, token) for each, token in zip(o.logprobs or (), o.token_ids, strict=True)]
         for o in outputs
@@ -188,10 +255,10 @@ def _greedy(llm: LLM, prompts: Sequence[Tokens]) -> tuple[list[list[Position]], 
     return positions, [o.token_ids for o in outputs]
 
 
-def _scores(llm: LLM, sequences: Sequence[Tokens]) -> list[list[Position]]:
+def _scores(generate: Generate, sequences: Sequence[Tokens]) -> list[list[Position]]:
     """What a run says of every position of given sequences but the first."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
-    results = llm.generate(sequences, params, use_tqdm=False)
+    results = generate(sequences, params)
     return [_scored(result) for result in results]
 
 
@@ -200,14 +267,14 @@ def _scored(result: RequestOutput) -> list[Position]:
     return [_position(each, token) for each, token in scored if each is not None]
 
 
-def _after_hits(llm: LLM, sequences: Sequence[Tokens]) -> list[dict[int, Logprob]]:
+def _after_hits(generate: Generate, sequences: Sequence[Tokens]) -> list[dict[int, Logprob]]:
     """The most probable tokens after each of the last beginnings of sequences, which all hit the cache.
 
     `_scores` has left the sequences in the cache.
     """
     beginnings = [s[:n] for s in sequences for n in range(max(len(s) - OUTPUT_TOKENS, 1), len(s))]
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=NEAR_TOKENS)
-    results = llm.generate(beginnings, params, use_tqdm=False)
+    results = generate(beginnings, params)
     return [(r.outputs[0].logprobs or ({},))[0] for r in results]
 
 

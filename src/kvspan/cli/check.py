@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from kvspan.check.compare import FP32_BOUND, NARROW_FACTOR, Exact, Narrow
-from kvspan.check.run import Verdict, check
+from kvspan.check.run import Stage, Verdict, check
 from kvspan.cli.flags import add_engine_flags, engine_config
 from kvspan.cli.startup import stderr_console
+from kvspan.clock import Clock, WallClock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +23,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command: exit code 0 if the layout agrees with one rank, 1 if not."""
     config = engine_config(arguments)
-    console = stderr_console()
-    verdict = check(config, told=lambda what: console.print(f"running {what}", style="dim"))
+    course = _Course(stderr_console(), WallClock())
+    verdict = check(config, told=course.tell, use_tqdm=True)
+    course.tell_end()
     if arguments.json:
         sys.stdout.write(msgspec.json.encode(_plain(verdict)).decode() + "\n")
     else:
         _print(Console(highlight=False), verdict)
     return 0 if verdict.holds else 1
+
+
+class _Course:
+    """Says on a console what runs, since when, and for about how long.
+
+    Args:
+        console: that somebody watches.
+        clock: for durations.
+    """
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console, self._clock = console, clock
+        self._begun_s = clock.now_s()
+
+    def tell(self, stage: Stage) -> None:
+        """What is about to run."""
+        doing = "loading" if stage.num_prompts is None else f"computing {stage.num_prompts} prompts"
+        self._say(f"run {stage.run} of {stage.num_runs}, {stage.what}: {doing}", self._times(stage))
+
+    def tell_end(self) -> None:
+        """That nothing runs any more."""
+        self._say("compared", f"{self._past_s:.0f} s in all")
+
+    @property
+    def _past_s(self) -> float:
+        return self._clock.now_s() - self._begun_s
+
+    def _times(self, stage: Stage) -> str:
+        """Runs take about as long as one another, so those that are done tell of those that are not."""
+        done = stage.run - 1
+        if not done or stage.num_prompts is not None:
+            return f"{self._past_s:.0f} s so far"
+        left_s = self._past_s / done * (stage.num_runs - done)
+        return f"{self._past_s:.0f} s so far, about {left_s:.0f} s to go"
+
+    def _say(self, what: str, when: str) -> None:
+        self._console.print(f"{what} ({when})", style="dim", markup=False)
 
 
 def _print(console: Console, verdict: Verdict) -> None:
@@ -43,8 +82,8 @@ def _print(console: Console, verdict: Verdict) -> None:
     console.print(_exact_table(verdict.exact))
     if verdict.narrow:
         console.print(_narrow_table(verdict.narrow, layout.dtype))
-    word = "equal" if verdict.holds else "NOT equal"
-    console.print(f"{word}: {layout.topology.flags} and one rank", markup=False)
+    word, hint = ("equal", "") if verdict.holds else ("NOT equal", "; see the lines that are BEYOND")
+    console.print(f"{word}: {layout.topology.flags} and one rank{hint}", markup=False)
 
 
 def _exact_table(runs: tuple[Exact, ...]) -> Table:

@@ -28,8 +28,16 @@ MAX_TOKENS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--question", default=QUESTION, help="about the document (default: %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="of the answer")
+    parser.add_argument(
+        "--question", metavar="TEXT", default=QUESTION, help="about the document (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=int,
+        default=MAX_TOKENS,
+        help="of the answer (default: %(default)s)",
+    )
     add_engine_flags(parser)
 
 
@@ -57,7 +65,7 @@ def _print_table(llm: LLM, streamed: Streamed) -> None:
     rate = f"{steps / streamed.decode_s:,.1f}" if steps else "-"
     table.add_row("output", f"{output:,}", f"{streamed.decode_s:.1f}", rate)
     bytes_per_token = llm.engine.core.reports[0].kv_bytes_per_token
-    kept = Table("DCP rank", "KV tokens", "KV bytes")
+    kept = Table("DCP rank", "KV tokens", "KV bytes", caption="Before the last step, which adds one.")
     for rank, count in enumerate(streamed.kv_tokens_by_rank):
         kept.add_row(str(rank), f"{count:,}", format_bytes(count * bytes_per_token))
     total = sum(streamed.kv_tokens_by_rank)

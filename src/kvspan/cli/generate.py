@@ -48,7 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, (kind, help_line) in SAMPLING.items():
         flag = f"--{name.replace('_', '-')}"
-        sampling.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=help_line)
+        metavar = "N" if kind is int else "X"
+        sampling.add_argument(
+            flag, type=kind, metavar=metavar, default=argparse.SUPPRESS, help=help_line
+        )
     sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends the output")
     sampling.add_argument("--ignore-eos", action="store_true", help="go on after an end of text")
     add_engine_flags(parser, positional_model=True)

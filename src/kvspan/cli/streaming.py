@@ -20,7 +20,7 @@ class Streamed:
         result: the output.
         ttft_s: seconds until the first token.
         decode_s: seconds from the first token to the last.
-        kv_tokens_by_rank: tokens that each DCP rank held at the end.
+        kv_tokens_by_rank: of each DCP rank before the last step, which frees them.
     """
 
     result: RequestOutput

@@ -273,11 +273,15 @@ def several(metavar: str) -> Kind[tuple[str, ...]]:
 
 
 def _read_count(value: object) -> int:
-    return _read_size(value, parse_count, "a number of tokens such as 32768, 32k (32000) or 32K (32768)")
+    return _read_size(
+        value, parse_count, "a number of tokens from 1 on, such as 32768, 32k (32000) or 32K (32768)"
+    )
 
 
 def _read_bytes(value: object) -> int:
-    return _read_size(value, parse_bytes, "an amount of memory such as 512MiB, 4GB or 1073741824")
+    return _read_size(
+        value, parse_bytes, "an amount of memory over 0, such as 512MiB, 4GB or 1073741824"
+    )
 
 
 def _read_size(value: object, parse: Callable[[str], int], wanted: str) -> int:

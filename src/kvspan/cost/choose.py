@@ -394,8 +394,14 @@ def _choose_batched_tokens(asked: EngineConfig, max_model_len: int) -> Choice[in
 def _choose_mixed_chunk(
     asked: EngineConfig, model: ModelConfig, device: str, *, num_threads: int, batched_tokens: int
 ) -> Choice[int]:
+    if asked.mixed_chunk_size is not None and asked.mixed_chunk_size > batched_tokens:
+        return Choice(
+            batched_tokens,
+            f"a step has no more (--max-num-batched-tokens), so --mixed-chunk-size "
+            f"{asked.mixed_chunk_size} bounds nothing.",
+        )
     if asked.mixed_chunk_size is not None:
-        return Choice(min(asked.mixed_chunk_size, batched_tokens))
+        return Choice(asked.mixed_chunk_size)
     if device == "cuda":
         return Choice(batched_tokens, "a GPU computes a step soon enough for those who decode in it.")
     token_s = 2 * active_params(model) / MULTIPLIED_FLOPS[device] / num_threads

@@ -28,10 +28,10 @@ from kvspan.engine.replica import ENGINE_TIMEOUT_S, Care, Replica
 from kvspan.engine.routing import Router
 from kvspan.engine.stream import RequestStream
 from kvspan.engine.text import NoText, OutputText
-from kvspan.errors import EngineDeadError, KvspanError, RequestError
+from kvspan.errors import EngineDeadError, KvspanError, RequestError, blaming
 from kvspan.loading.tokenizer import Tokenizer, find_tokenizer
 from kvspan.metrics import Registry
-from kvspan.request import RequestOutput, SamplingParams
+from kvspan.request import FinishReason, RequestOutput, SamplingParams
 from kvspan.sampling.grammar import Grammars
 from kvspan.step import pack_tokens
 from kvspan.unicode import check_unicode
@@ -188,8 +188,10 @@ class AsyncLLM:
         """
         text, ids = read_prompt(prompt, params, self._tokenizer)
         check_request(self.resolved, ids, params)
-        self.check_form(params)
-        check_unicode("cache_salt", cache_salt)
+        with blaming("structured_outputs"):
+            self.check_form(params)
+        with blaming("cache_salt"):
+            check_unicode("cache_salt", cache_salt)
         replica = self._choose(ids, cache_salt)
         replica.refuse_if_gone()
         number = next(self._request_numbers)
@@ -210,7 +212,7 @@ class AsyncLLM:
             decoder=self._decoder,
             abort=partial(self._abort, generation),
             timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
-            ended=partial(self._tell_observer, trace_headers or {}),
+            ended=partial(self._take_end, trace_headers or {}),
         )
         replica.add(stream, orders)
         return stream
@@ -349,9 +351,14 @@ class AsyncLLM:
         for replica in self._replicas:
             replica.abort(tuple(generation.outputs))
 
-    def _tell_observer(
+    def _take_end(
         self, headers: Mapping[str, str], stream: RequestStream, error: KvspanError | None
     ) -> None:
+        """Counts the outputs that no step has ended, and tells whoever follows requests."""
+        for request_id, output in stream.generation.outputs.items():
+            if output.finish_reason in (None, FinishReason.ABORT):
+                reason = FinishReason.ABORT if error is None else FinishReason.ERROR
+                self.meter.ended(stream.timings[request_id], reason, output.num_tokens)
         if self._observer is None:
             return
         ended = EndedRequest(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvspan.config.resolved import Resolved
-from kvspan.errors import RequestError
+from kvspan.errors import LengthError, RequestError
 from kvspan.request import SamplingParams
 
 
@@ -23,7 +23,7 @@ def check_request(resolved: Resolved, prompt: Sequence[int], params: SamplingPar
     if min(prompt) < 0 or max(prompt) >= config.vocab_size:
         outside = next(t for t in prompt if not 0 <= t < config.vocab_size)
         vocabulary = f"the vocabulary has 0 to {config.vocab_size - 1}"
-        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.")
+        raise RequestError(f"The prompt has the token id {outside}; {vocabulary}.", param="prompt")
     params.validate(config.vocab_size, eos_token_ids=config.eos_token_ids)
     _check_logprobs(resolved.max_logprobs, params)
 
@@ -36,7 +36,8 @@ def _check_logprobs(limit: int, params: SamplingParams) -> None:
         asked = "all tokens" if count < 0 else count
         raise RequestError(
             f"{name} asks for {asked} at each position, and --max-logprobs is {limit}: ask for fewer, "
-            "or raise it (-1 is no limit)."
+            "or raise it (-1 is no limit).",
+            param=name,
         )
 
 
@@ -52,9 +53,10 @@ def check_length(resolved: Resolved, num_tokens: int) -> None:
     """
     limit = resolved.max_model_len
     if not num_tokens:
-        raise RequestError("The prompt is empty: it needs at least one token.")
+        raise RequestError("The prompt is empty: it needs at least one token.", param="prompt")
     if num_tokens >= limit:
-        raise RequestError(
+        raise LengthError(
             f"The prompt has {num_tokens} tokens, which leaves no room for output: "
-            f"--max-model-len is {limit}, prompt and output together."
+            f"--max-model-len is {limit}, prompt and output together.",
+            param="prompt",
         )

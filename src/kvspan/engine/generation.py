@@ -10,7 +10,7 @@ from numbers import Integral
 
 from kvspan.engine.events import Event
 from kvspan.engine.text import OutputText, named_logprobs
-from kvspan.errors import RequestError
+from kvspan.errors import RequestError, blaming
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import Logprob, RequestOutput, SamplingParams
 from kvspan.sampling.detokenize import Decoder
@@ -121,7 +121,14 @@ def read_prompt(
         RequestError: it is neither text nor token ids, or needs a tokenizer that is not there.
     """
     if params.stop and tokenizer is None:
-        raise RequestError("Stop strings need a tokenizer, and this model has none; use stop_token_ids.")
+        raise RequestError(
+            "Stop strings need a tokenizer, and this model has none; use stop_token_ids.", param="stop"
+        )
+    with blaming("prompt"):
+        return _read(prompt, tokenizer)
+
+
+def _read(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list[int]]:
     if isinstance(prompt, Mapping):
         if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
             raise RequestError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvspan.clock import Clock
 from kvspan.config.resolved import Resolved
-from kvspan.engine.events import EngineLoad, Event
+from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.messages import Profiled, Stepped
 from kvspan.metrics import Registry
 from kvspan.request import FinishReason
@@ -94,7 +94,15 @@ class Meter:
         """
         self._steps.seconds.observe(step.step_s)
         self._steps.rows.observe(len(step.events))
-        stats = step.stats
+        self.counted(replica, step.stats)
+
+    def counted(self, replica: str, stats: EngineStats) -> None:
+        """What an engine has counted since it started.
+
+        Args:
+            replica: its name.
+            stats: its counters.
+        """
         self._steps.prompt.set(stats.prompt_tokens, replica)
         self._steps.queries.set(stats.prompt_tokens, replica)
         self._steps.hits.set(stats.cached_tokens, replica)
@@ -174,6 +182,8 @@ class _OfOutputs:
         self.finished = registry.counter(
             "kvspan_request_success_total", "Outputs that have ended, by reason.", "finished_reason"
         )
+        for reason in FinishReason:  # a rate needs to see it at 0 first
+            self.finished.add(0, str(reason))
 
 
 class _OfSteps:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvspan.clock import Clock
-from kvspan.engine.events import EngineLoad
+from kvspan.engine.events import EngineLoad, EngineStats
 from kvspan.engine.health import Health
 from kvspan.engine.held import Held, going_on
 from kvspan.engine.messages import (
@@ -154,6 +154,8 @@ class Replica:
         if not self._connected:  # it was lost with its last word, and the next news say why
             await self._hear()
         self.ready = ready
+        self._meter.counted(self._name, EngineStats())  # a rate needs to see counters at 0 first
+        self._show_idle()
         self._begun()
         self.health.ready, self.health.why = True, ""
         return ready

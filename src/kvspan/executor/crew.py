@@ -323,7 +323,7 @@ def ending_of(exit_code: int) -> str:
     """
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    hint = ", as the kernel does when memory runs out" if exit_code == -signal.SIGKILL else ""
+    hint = "; if nobody did that, memory may have run out" if exit_code == -signal.SIGKILL else ""
     return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)}){hint}"
 
 

@@ -25,7 +25,7 @@ LAYOUT_HEADS = (
 )
 POINT_HEADS = (
     "users",
-    "running",
+    "running/replica",
     "TTFT",
     "TPOT",
     "hits",

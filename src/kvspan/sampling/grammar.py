@@ -117,14 +117,14 @@ class Grammars:
             matcher = LLMatcher(self._vocabulary(), compiled(asked), log_level=0, limits=limits)
             if matcher.is_error():
                 raise RequestError(
-                    f"The {asked.kind} of structured_outputs cannot be used: "
+                    f"The {_called(asked)} that the output is to fit cannot be used: "
                     f"{_sentence(matcher.get_error())}"
                 )
             beginning = matcher.deep_copy()
             beginning.compute_bitmask()
             if beginning.is_error():
                 raise RequestError(
-                    f"The {asked.kind} of structured_outputs cannot be used: no text fits it."
+                    f"The {_called(asked)} that the output is to fit cannot be used: no text fits it."
                 )
             while len(self._ready) >= MAX_KEPT:
                 del self._ready[next(iter(self._ready))]
@@ -187,7 +187,7 @@ def _form(asked: StructuredOutputsParams) -> dict[str, Any]:
     try:
         return {"lark_grammar": any_to_lark(asked.source)}
     except Exception as error:  # the library raises no narrower one
-        raise RequestError(f"The grammar of structured_outputs is none: {error}.") from error
+        raise RequestError(f"The grammar that the output is to fit is none: {error}.") from error
 
 
 def _with_layout(schema: Any, asked: StructuredOutputsParams) -> dict[str, Any]:
@@ -209,6 +209,11 @@ def _as_lark_regex(regex: str) -> str:
     if inner.endswith("$") and not inner.endswith("\\$"):
         inner = inner[:-1]
     return f"/{regex_to_lark(inner, 'd')}/"  # \d is 0-9, as nobody expects more
+
+
+def _called(asked: StructuredOutputsParams) -> str:
+    """What a form is called, by whichever field it came."""
+    return "JSON schema" if asked.kind == "json" else asked.kind
 
 
 def _sentence(error: str) -> str:

@@ -7,7 +7,7 @@ from kvspan.server.errors import add_handlers
 from kvspan.server.limits import BodyLimit, KeyCheck, Refusals
 from kvspan.server.live import feed
 from kvspan.server.routes import completions, messages, models, responses
-from kvspan.server.served import Served
+from kvspan.server.served import NOTE, Served
 
 
 def create_app(served: Served) -> FastAPI:
@@ -42,5 +42,9 @@ def _allow(app: FastAPI, origins: tuple[str, ...]) -> None:
     from fastapi.middleware.cors import CORSMiddleware
 
     app.add_middleware(
-        CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"]
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=[NOTE, "Retry-After"],
     )

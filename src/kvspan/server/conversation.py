@@ -11,9 +11,12 @@ from uuid import uuid4
 
 import msgspec
 
+from kvspan.errors import blaming
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import SamplingParams
 from kvspan.server.answers import AnswerReader
+from kvspan.server.errors import renamed
+from kvspan.server.forms import form_field
 from kvspan.server.parsing import AnswerParser
 from kvspan.server.prompts import encode, render
 from kvspan.server.protocol import ChatRequest, TokenizeRequest
@@ -56,12 +59,15 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
         choice = replace(choice, callable=False)
     text = await write(here, tokenizer, body)
     begins = Beginning.CONTENT if styles.reasoning is None else styles.reasoning.beginning(text)
-    params = _with_form(chat_params(body, here.default_sampling), choice, styles, begins)
+    with renamed({"logprobs": "top_logprobs"}):
+        asked = chat_params(body, here.default_sampling)
+    params = _with_form(asked, choice, styles, begins)
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
 
     if params.structured_outputs is not None:
-        await asyncio.to_thread(here.llm.check_form, params)
+        with blaming("tools" if choice.forced else form_field(body)):
+            await asyncio.to_thread(here.llm.check_form, params)
 
     def parser() -> AnswerParser:
         splitter = _splitter(styles.reasoning, begins)
@@ -73,7 +79,9 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
             tell_reasoning=body.include_reasoning,
         )
 
-    return Conversation(prompt_ids=await encode(tokenizer, text), params=params, parser=parser)
+    with blaming("messages"):
+        prompt_ids = await encode(tokenizer, text)
+    return Conversation(prompt_ids=prompt_ids, params=params, parser=parser)
 
 
 async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest) -> str:

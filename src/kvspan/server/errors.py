@@ -4,18 +4,20 @@ Clients of OpenAI and of Anthropic expect different shapes; the path tells which
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from kvspan.errors import EngineDeadError, KvspanError, OutputError
+from kvspan.errors import EngineDeadError, KvspanError, LengthError, OutputError, RequestError
 
 logger = logging.getLogger("kvspan.server")
 
@@ -43,6 +45,7 @@ class RefusedError(KvspanError):
     Args:
         status: of HTTP.
         sentence: why, and the way out.
+        param: the field that is to blame.
         code: OpenAI's word for it, if there is one.
         headers: of the reply.
     """
@@ -52,11 +55,13 @@ class RefusedError(KvspanError):
         status: HTTPStatus,
         sentence: str,
         *,
+        param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(sentence)
-        self.status, self.code, self.headers = status, code, dict(headers or {})
+        self.status, self.param, self.code = status, param, code
+        self.headers = dict(headers or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Complaint:
         """What is said of a refusal or a failure."""
         match error:
             case RefusedError():
-                return cls(error.status, str(error), code=error.code, headers=error.headers)
+                return cls(error.status, str(error), error.param, error.code, error.headers)
             case EngineDeadError():
                 status = HTTPStatus.SERVICE_UNAVAILABLE
                 return cls(status, str(error), code="engine_dead", headers={"Retry-After": "5"})
@@ -91,7 +96,9 @@ class Complaint:
                 again = {"x-should-retry": "false"}
                 status = HTTPStatus.INTERNAL_SERVER_ERROR
                 return cls(status, str(error), code="output_error", headers=again)
-        return cls(HTTPStatus.BAD_REQUEST, str(error))
+        param = error.param if isinstance(error, RequestError) else None
+        code = "context_length_exceeded" if isinstance(error, LengthError) else None
+        return cls(HTTPStatus.BAD_REQUEST, str(error), param, code)
 
     def reply(self, scope: Scope) -> Response:
         """The same as a reply, in the shape that clients of the path expect."""
@@ -116,6 +123,21 @@ class Complaint:
         return msgspec.json.encode(body)
 
 
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets refusals from inside blame fields by the names that a route's clients have for them.
+
+    Args:
+        names: of a field here -> on the route.
+    """
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            error.param = names.get(error.param.split("[")[0].split(".")[0], error.param)
+        raise
+
+
 def is_messages(scope: Scope) -> bool:
     """Whether a request speaks Anthropic's API."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -131,12 +153,17 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        return complaint(error).reply(request.scope)
+        return complaint(error.errors()).reply(request.scope)
+
+    @app.exception_handler(ValidationError)  # of a body in the words of another route
+    async def _invalid_there(request: Request, error: ValidationError) -> Response:
+        return complaint(error.errors()).reply(request.scope)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        sentence = _unreadable(error.__cause__) or str(error.detail).rstrip(".") + "."
         headers = dict(error.headers or {})
+        sentence = _unreadable(error.__cause__) or _misdirected(error.status_code, request, headers)
+        sentence = sentence or str(error.detail).rstrip(".") + "."
         return Complaint(error.status_code, sentence, headers=headers).reply(request.scope)
 
     @app.exception_handler(Exception)
@@ -148,20 +175,69 @@ def add_handlers(app: FastAPI) -> None:
         return Complaint(500, sentence, headers=headers).reply(request.scope)
 
 
-def complaint(error: RequestValidationError) -> Complaint:
-    """What is said of the first field that is wrong."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    message = str(first["msg"]).removeprefix("Value error, ")
+def complaint(errors: Sequence[Mapping[str, Any]]) -> Complaint:
+    """What is said of a body that is none of a route.
+
+    Args:
+        errors: of the library that reads it; the first is told.
+    """
+    first = errors[0]
+    where, message = _path(first["loc"]), str(first["msg"]).removeprefix("Value error, ")
+    about: Mapping[str, Any] = first.get("ctx") or {}
     if first["type"] == "json_invalid":
-        message = first.get("ctx", {}).get("error", message)
-        return Complaint(400, f"The body is no valid JSON: {message}.")
+        return Complaint(400, f"The body is no valid JSON: {about.get('error', message)}.")
+    if not where and first["type"] == "missing":
+        return Complaint(400, f"The body is empty: send a JSON object with {_JSON}.")
     if not where and isinstance(first.get("input"), bytes):
-        return Complaint(400, "The body is read with the header Content-Type: application/json alone.")
-    if not where:
-        end = "" if message.endswith("?") else "."
-        return Complaint(400, f"The request is refused: {message}{end}")
-    return Complaint(400, f"{'.'.join(where)}: {message}.", where[0])
+        return Complaint(400, f"The body is read with {_JSON} alone.")
+    if not where and first["type"] in ("model_attributes_type", "model_type", "dict_type"):
+        return Complaint(400, f"The body must be a JSON object, got {_kind(first.get('input'))}.")
+    return Complaint(400, _ended(_sentence(where, message, first)), about.get("param") or where or None)
+
+
+_JSON = "the header Content-Type: application/json"
+
+
+def _sentence(where: str, message: str, error: Mapping[str, Any]) -> str:
+    value = error.get("input")
+    match error["type"]:
+        case "missing":
+            return f"{where} is missing"
+        case "too_short":
+            return f"{where} is empty"
+        case _ if not where:
+            return f"The request is refused: {message}"
+        case _ if message.startswith("Input should "):
+            got = repr(value) if isinstance(value, bool | int | float) else _kind(value)
+            return f"{where} must {message.removeprefix('Input should ')}, got {got}"
+    return f"{where} {message}" if message.startswith("must ") else f"{where}: {message}"
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(("?", ".")) else f"{sentence}."
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """E.g. `messages[0].content`."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "body"]
+    return "".join(parts).removeprefix(".")
+
+
+def _kind(value: object) -> str:
+    """What JSON calls it."""
+    kinds = {str: "a text", list: "a list", dict: "an object", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _misdirected(status: int, request: Request, headers: Mapping[str, str]) -> str | None:
+    """A sentence about a path or a method that is not there; None = that is not what is wrong."""
+    path = request.url.path
+    match status:
+        case HTTPStatus.NOT_FOUND:
+            return f"There is no {path} here: /openapi.json lists what there is."
+        case HTTPStatus.METHOD_NOT_ALLOWED:
+            return f"{path} takes no {request.method}: send {headers.get('Allow', 'another method')}."
+    return None
 
 
 def _unreadable(cause: BaseException | None) -> str | None:

@@ -10,7 +10,8 @@ Knows names. Knows no grammar library and no tokens.
 from collections.abc import Mapping
 from typing import Any
 
-from kvspan.errors import RequestError
+from kvspan.errors import RequestError, blaming
+from kvspan.server.protocol import Sampled
 from kvspan.structured import StructuredOutputsParams
 
 GUIDED = ("json", "regex", "choice", "grammar")
@@ -34,13 +35,28 @@ def read_form(
         RequestError: two of them are asked for, or one is no form.
     """
     older = {name: value for name, value in guided.items() if value is not None}
-    formats = {} if response_format is None else _of_format(response_format)
-    asked = [each for each in (formats, structured_outputs or {}, older) if each]
-    if len(asked) > 1:
+    with blaming("response_format"):
+        formats = {} if response_format is None else _of_format(response_format)
+    guide = f"guided_{next(iter(older), '')}"
+    forms = {"response_format": formats, "structured_outputs": structured_outputs or {}, guide: older}
+    asked = {name: form for name, form in forms.items() if form}
+    if not asked:
+        return None
+    (name, form), *others = asked.items()
+    if others:
         raise RequestError(
-            "response_format, structured_outputs and guided_... say the same thing: give one of them."
+            "response_format, structured_outputs and guided_... say the same thing: give one of them.",
+            param=others[0][0],
         )
-    return StructuredOutputsParams.from_mapping(asked[0]) if asked else None
+    with blaming(name):
+        return StructuredOutputsParams.from_mapping(form)
+
+
+def form_field(request: Sampled) -> str:
+    """The field by which a request asks for a form."""
+    older = (f"guided_{name}" for name in GUIDED)
+    fields = ("structured_outputs", *older, "response_format")
+    return next((name for name in fields if getattr(request, name) is not None), "structured_outputs")
 
 
 def _of_format(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,15 @@ from pydantic import Field
 
 from kvspan.errors import KvspanError, RequestError
 from kvspan.server.blocks import Answering, Block, BlockKind, Change, Closed, Grown, Opened
-from kvspan.server.protocol import Body, ChatRequest, Priority
+from kvspan.server.protocol import Body, ChatRequest, Priority, one_of
 
 IGNORED = frozenset(
     {"betas", "context_management", "container", "mcp_servers", "output_config", "inference_geo"}
 )
 """Fields that its clients send and that change nothing here."""
+
+
+System = Annotated[str | list[dict[str, Any]] | None, one_of("a text or a list of blocks")]
 
 
 class MessagesRequest(Body):
@@ -29,7 +32,7 @@ class MessagesRequest(Body):
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: int
-    system: str | list[dict[str, Any]] | None = None
+    system: System = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -49,7 +52,7 @@ class CountRequest(Body):
 
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    system: str | list[dict[str, Any]] | None = None
+    system: System = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None

@@ -5,9 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvspan.errors import RequestError
+from kvspan.errors import RequestError, blaming
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.unicode import check_unicode
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who speaks, in OpenAI's words."""
 
 _LONG_CHARACTERS = 20_000  # takes some milliseconds, in which every stream would stand still
 
@@ -53,21 +56,34 @@ def render(
     Raises:
         RequestError: a message is not one that models here read.
     """
-    plain = [_plain(message, i) for i, message in enumerate(messages)]
-    text = tokenizer.apply_chat_template(
-        plain,
-        add_generation_prompt=add_generation_prompt,
-        template_kwargs={**({"tools": tools} if tools else {}), **(template_kwargs or {})},
-    )
-    return _left_open(text, plain[-1]) if continue_final_message else text
+    plain = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        with blaming(f"{where}.role"):
+            _check_role(message.get("role"), where, tokenizer.chat_template_source)
+        with blaming(f"{where}.content"):
+            plain.append(_plain(message, where))
+    with blaming("messages"):
+        text = tokenizer.apply_chat_template(
+            plain,
+            add_generation_prompt=add_generation_prompt,
+            template_kwargs={**({"tools": tools} if tools else {}), **(template_kwargs or {})},
+        )
+    with blaming("continue_final_message"):
+        return _left_open(text, plain[-1]) if continue_final_message else text
 
 
-def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """A message with its content as one text, and arguments of calls as objects."""
-    where = f"messages[{index}]"
-    role = message.get("role")
+def _check_role(role: object, where: str, template: str) -> None:
+    """Refuses a role that is neither OpenAI's nor one that the template speaks of."""
     if not isinstance(role, str):
-        raise RequestError(f"{where} has no role.")
+        raise RequestError(f"{where} has no role: it is one of {', '.join(ROLES)}.")
+    if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
+        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {role[:60]!r}.")
+
+
+def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A message with its content as one text, and arguments of calls as objects."""
+    role = message["role"]
     plain = dict(message)
     if role == "developer":  # the newer word for the same
         plain["role"] = "system"
@@ -75,7 +91,8 @@ def _plain(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     if plain["content"] is None and role in ("user", "system", "developer"):
         raise RequestError(f"{where} has no content.")
     if calls := message.get("tool_calls"):
-        plain["tool_calls"] = _calls(calls, where)
+        with blaming(f"{where}.tool_calls"):
+            plain["tool_calls"] = _calls(calls, where)
     return plain
 
 

@@ -4,10 +4,12 @@ A field that nobody here knows is refused by name, so that nothing is asked in v
 no tokenizer.
 """
 
+from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 IGNORED = {
     "user": "who asks makes no difference",
@@ -51,6 +53,32 @@ REFUSED = {
 """Fields of other servers that are not there, and what to use instead."""
 
 
+def refusal(param: str, sentence: str) -> PydanticCustomError:
+    """What a body's own rules raise.
+
+    Args:
+        param: the field that is to blame.
+        sentence: why, without a full stop.
+    """
+    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "param": param})
+
+
+def one_of(kinds: str) -> WrapValidator:
+    """Of a field that takes several kinds: what is none of them is told all, and not the first alone.
+
+    Args:
+        kinds: to follow "must be".
+    """
+
+    def check(value: Any, inner: Callable[[Any], Any]) -> Any:
+        try:
+            return inner(value)
+        except ValidationError:
+            raise PydanticCustomError("kinds", "must be {kinds}", {"kinds": kinds}) from None
+
+    return WrapValidator(check)
+
+
 class Body(BaseModel):
     """A request's body: strict in kinds and in names."""
 
@@ -67,10 +95,10 @@ class Body(BaseModel):
             if name in IGNORED or name in self.ignored or value is None:
                 continue
             if name in REFUSED:
-                raise ValueError(f"{name} is not supported: {REFUSED[name]}")
+                raise refusal(name, f"{name} is not supported: {REFUSED[name]}")
             close = get_close_matches(name, type(self).model_fields, n=1)
             hint = f"did you mean {close[0]}?" if close else "docs/api.md lists those that there are"
-            raise ValueError(f"there is no field {name}: {hint}")
+            raise refusal(name, f"there is no field {name}: {hint}")
         return self
 
 
@@ -81,8 +109,11 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-Stop = Annotated[str | list[str] | None, Field(description="a string or several that end the output")]
-
+Stop = Annotated[
+    str | list[str] | None,
+    Field(description="a string or several that end the output"),
+    one_of("a text or a list of texts"),
+]
 
 Priority = Annotated[int, Field(ge=-(2**63), lt=2**63, description="the lower value runs first")]
 
@@ -117,7 +148,7 @@ class Sampled(Body):
     return_tokens_as_token_ids: bool | None = None
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
+    guided_json: Annotated[str | dict[str, Any] | None, one_of("a JSON schema")] = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -125,14 +156,21 @@ class Sampled(Body):
     @model_validator(mode="after")
     def _options_go_with_streams(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream: true")
+            raise refusal("stream_options", "stream_options goes with stream: true")
         return self
+
+
+Choice = Annotated[str | dict[str, Any] | None, one_of("a text or an object")]
+"""What is called; see `tools.choice`."""
 
 
 class CompletionRequest(Sampled):
     """`POST /v1/completions`."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[
+        str | list[int] | list[str] | list[list[int]],
+        one_of("a text, a list of texts, a list of token ids or a list of such lists, all of one kind"),
+    ]
     echo: bool | None = None
     logprobs: int | None = None
     add_special_tokens: bool = True
@@ -142,11 +180,11 @@ class ChatRequest(Sampled):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     include_reasoning: bool = True
@@ -159,12 +197,20 @@ class ChatRequest(Sampled):
     @model_validator(mode="after")
     def _one_way_to_end(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
-            raise ValueError(
-                "continue_final_message and add_generation_prompt exclude each other: set one to false"
+            raise refusal(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt exclude each other: set one to false",
             )
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs goes with logprobs: true")
+            raise refusal("top_logprobs", "top_logprobs goes with logprobs: true")
         return self
+
+    @property
+    def asked_tokens(self) -> tuple[str, int | None]:
+        """The field that bounds the answer, and its value."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
 
 
 class TokenizeRequest(Body):
@@ -184,7 +230,7 @@ class TokenizeRequest(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give one of prompt and messages")
+            raise refusal("prompt", "give one of prompt and messages")
         return self
 
 

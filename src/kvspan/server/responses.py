@@ -5,17 +5,29 @@ but what `Answering` shows of it.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from kvspan.errors import RequestError
-from kvspan.server.protocol import Body, ChatRequest, Priority
+from kvspan.errors import RequestError, blaming
+from kvspan.server.protocol import Body, ChatRequest, Choice, Priority, one_of, refusal
 
 IGNORED = frozenset(
     {"include", "truncation", "max_tool_calls", "stream_options", "top_logprobs", "prompt_cache_options"}
 )
 """Fields that its clients send and that change nothing here."""
+
+ROLES = ("user", "assistant", "system", "developer")
+"""Who speaks in an input item."""
+
+NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "structured_outputs": "text.format",
+}
+"""Fields of the chat route -> those that clients of this one know."""
 
 ABSENT = {
     "previous_response_id": "nothing is stored; send the whole conversation as input",
@@ -31,14 +43,14 @@ class ResponsesRequest(Body):
     ignored: ClassVar[frozenset[str]] = IGNORED
 
     model: str | None = None
-    input: str | list[dict[str, Any]]
+    input: Annotated[str | list[dict[str, Any]], one_of("a text or a list of items")]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int | None, Field(ge=1)] = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
@@ -52,15 +64,17 @@ class ResponsesRequest(Body):
     def _refuse_absent(cls, values: Any) -> Any:
         for name, instead in ABSENT.items():
             if isinstance(values, Mapping) and values.get(name):
-                raise ValueError(f"{name} is not supported: {instead}")
+                raise refusal(name, f"{name} is not supported: {instead}")
         return values
 
     @model_validator(mode="after")
     def _has_input_and_a_format(self) -> Self:
         if not isinstance((self.text or {}).get("format") or {}, Mapping):
-            raise ValueError("text.format must be an object")
+            raise refusal("text.format", "text.format must be an object")
+        if not isinstance((self.reasoning or {}).get("effort"), str | None):
+            raise refusal("reasoning.effort", "reasoning.effort must be a text")
         if not self.input:
-            raise ValueError("input is empty")
+            raise refusal("input", "input is empty")
         return self
 
 
@@ -93,26 +107,32 @@ def _conversation(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items as messages. What the model said in several of them is one message: thought, text, calls."""
     found: list[dict[str, Any]] = []
     for i, item in enumerate(items):
-        where = f"input[{i}]"
-        match item.get("type", "message"):
-            case "message" if item.get("role") == "assistant":
-                said = _of_model(found)
-                said["content"] = (said["content"] or "") + _plain(item.get("content"), where)
-            case "message":
-                role, text = item.get("role"), _plain(item.get("content"), where)
-                found.append({"role": role, "content": text})
-            case "reasoning":
-                _of_model(found)["reasoning_content"] = _thought(item)
-            case "function_call":
-                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-                call = {"id": item.get("call_id"), "type": "function", "function": function}
-                _of_model(found).setdefault("tool_calls", []).append(call)
-            case "function_call_output":
-                text = _plain(item.get("output"), where)
-                found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-            case kind:
-                raise RequestError(f"{where} has type {kind!r}, which models here do not read.")
+        with blaming(f"input[{i}]"):
+            _add(item, found, f"input[{i}]")
     return found
+
+
+def _add(item: Mapping[str, Any], found: list[dict[str, Any]], where: str) -> None:
+    """Adds what an item says to the messages."""
+    match item.get("type", "message"):
+        case "message" if item.get("role") == "assistant":
+            said = _of_model(found)
+            said["content"] = (said["content"] or "") + _plain(item.get("content"), where)
+        case "message":
+            role, text = _role(item, where), _plain(item.get("content"), where)
+            found.append({"role": role, "content": text})
+        case "reasoning":
+            _of_model(found)["reasoning_content"] = _thought(item)
+        case "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            _of_model(found).setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            text = _plain(item.get("output"), where)
+            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        case kind:
+            sentence = f"{where} has type {str(kind)[:60]!r}, which models here do not read."
+            raise RequestError(sentence, param=f"{where}.type")
 
 
 def _of_model(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -120,6 +140,14 @@ def _of_model(found: list[dict[str, Any]]) -> dict[str, Any]:
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
     return found[-1]
+
+
+def _role(item: Mapping[str, Any], where: str) -> str:
+    role = item.get("role")
+    if role not in ROLES:
+        sentence = f"{where}.role must be one of {', '.join(ROLES)}, got {str(role)[:60]!r}."
+        raise RequestError(sentence, param=f"{where}.role")
+    return str(role)
 
 
 def _plain(content: Any, where: str) -> str:
@@ -147,7 +175,8 @@ def _tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
     for i, tool in enumerate(tools):
         if tool.get("type") != "function":
             raise RequestError(
-                f"tools[{i}] has type {tool.get('type')!r}, which only OpenAI itself could run."
+                f"tools[{i}] has type {tool.get('type')!r}, which only OpenAI itself could run.",
+                param=f"tools[{i}].type",
             )
         keys = ("name", "description", "parameters", "strict")
         function = {key: tool[key] for key in keys if tool.get(key) is not None}
@@ -169,7 +198,9 @@ def _choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
             else []
         )
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": tools}}
-    raise RequestError(f"tool_choice has type {choice.get('type')!r}; it must be a function.")
+    raise RequestError(
+        f"tool_choice has type {choice.get('type')!r}; it must be a function.", param="tool_choice"
+    )
 
 
 def _format(asked: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -41,12 +41,8 @@ def chat_params(request: ChatRequest, defaults: Mapping[str, Any]) -> SamplingPa
     Raises:
         RequestError: a value is out of its range.
     """
-    limit = request.max_completion_tokens
-    asked = {
-        **defaults,
-        **_asked(request),
-        "max_tokens": request.max_tokens if limit is None else limit,
-    }
+    _, limit = request.asked_tokens
+    asked = {**defaults, **_asked(request), "max_tokens": limit}
     if request.logprobs:
         asked["logprobs"] = request.top_logprobs or 0
     return SamplingParams.from_mapping(asked)

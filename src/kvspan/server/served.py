@@ -18,6 +18,9 @@ from kvspan.server.logprobs import TokenBytes
 from kvspan.server.styles import Styles
 from kvspan.server.writing import Writers
 
+NOTE = "x-kvspan-note"
+"""A header that says in a sentence what was not done as it was asked."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Served:
@@ -55,7 +58,8 @@ class Served:
         if template is not None and not self.config.trust_request_chat_template:
             raise RequestError(
                 "chat_template is a program, and this server runs none that requests bring: leave it "
-                "out, or start the server with --trust-request-chat-template or --chat-template FILE."
+                "out, or start the server with --trust-request-chat-template or --chat-template FILE.",
+                param="chat_template",
             )
         tokenizer = self.tokenizer or self.llm.get_tokenizer()
         return tokenizer if template is None else tokenizer.with_chat_template(template)
@@ -78,7 +82,8 @@ class Served:
         """
         size = self.llm.resolved.model_config.vocab_size
         if outside := [token_id for token_id in ids if not 0 <= token_id < size]:
-            raise RequestError(f"There is no token {outside[0]}: ids are 0 to {size - 1}.")
+            sentence = f"There is no token {outside[0]}: ids are 0 to {size - 1}."
+            raise RequestError(sentence, param="tokens")
 
     def model_name(self, asked: str | None) -> str:
         """The model's name for a reply.
@@ -95,9 +100,27 @@ class Served:
             raise RefusedError(
                 HTTPStatus.NOT_FOUND,
                 f"The model {asked!r} is not served here; there is {', '.join(self.names)}.",
+                param="model",
                 code="model_not_found",
             )
         return asked
+
+    def note_room(self, asked: tuple[str, int | None], num_prompt_tokens: int) -> dict[str, str]:
+        """Headers that say that a reply ends before the tokens that were asked for; none if it need not.
+
+        Args:
+            asked: the field that bounds the output, and its value.
+            num_prompt_tokens: of the longest prompt.
+        """
+        name, num_tokens = asked
+        limit = self.llm.resolved.max_model_len
+        room = limit - num_prompt_tokens
+        if num_tokens is None or num_tokens <= room:
+            return {}
+        return {
+            NOTE: f"{name} {num_tokens} was cut to {room}: --max-model-len is {limit}, and the prompt "
+            f"has {num_prompt_tokens} tokens."
+        }
 
     def admit(self, num_outputs: int) -> None:
         """Refuses requests for which there is no place.
@@ -122,6 +145,7 @@ class Served:
                 f"The request asks for {num_outputs} outputs (n of each prompt), and there is room for "
                 f"{places + queue}: {places} that run (--max-num-seqs) and {queue} that wait "
                 "(--max-queue). Ask for fewer at a time.",
+                param="n",
             )
         load = self.llm.health.load
         waiting = max(self.llm.num_unfinished - load.num_running, 0)

@@ -5,7 +5,7 @@ Knows ASGI and server-sent events. Knows no engine.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -30,18 +30,25 @@ class JsonReply(Response):
     Args:
         work: makes the body.
         on_gone: called when the reader goes away, and at the end.
+        headers: of the reply.
     """
 
-    def __init__(self, work: Coroutine[Any, Any, object], *, on_gone: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        work: Coroutine[Any, Any, object],
+        *,
+        on_gone: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
-        self._work, self._on_gone = work, on_gone
+        self._work, self._on_gone, self._more = work, on_gone, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits for the body and writes it."""
         with watched(receive, self._on_gone):
             try:
                 body = msgspec.json.encode(await self._work)
-                reply = Response(body, media_type="application/json")
+                reply = Response(body, headers=self._more, media_type="application/json")
             except KvspanError as error:
                 reply = Complaint.of(error).reply(scope)
         await reply(scope, receive, send)
@@ -56,12 +63,20 @@ class EventStream(Response):
     Args:
         batches: of events; each is one write.
         on_gone: called when the reader goes away, and at the end.
+        headers: more of them.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, batches: AsyncIterator[bytes], *, on_gone: Callable[[], None]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(
+        self,
+        batches: AsyncIterator[bytes],
+        *,
+        on_gone: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        unbuffered = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**unbuffered, **(headers or {})})
         del self.headers["content-length"]
         self._batches, self._on_gone = batches, on_gone
 

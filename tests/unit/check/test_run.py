@@ -6,7 +6,7 @@ import pytest
 
 from kvspan.attention import exchange
 from kvspan.attention.merge import weighted_sum
-from kvspan.check.run import check
+from kvspan.check.run import Stage, check
 from kvspan.config.engine import EngineConfig
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.tiny import TINY
@@ -36,6 +36,17 @@ def test_a_layout_is_equal(model: Path, dtype: str) -> None:
         "chunks of 49",
     ]
     assert len(verdict.narrow) == (0 if dtype == "float32" else 3)
+
+
+@pytest.mark.parametrize(("dtype", "num_runs"), [("float32", 3), ("bfloat16", 6)])
+def test_it_says_what_runs_and_how_much_is_left(model: Path, dtype: str, num_runs: int) -> None:
+    told: list[Stage] = []
+    check(asked(model, dtype=dtype), told=told.append)
+    assert [stage.run for stage in told] == [run for run in range(1, num_runs + 1) for _ in range(2)]
+    assert {stage.num_runs for stage in told} == {num_runs}
+    assert [stage.num_prompts for stage in told] == [None, 40] * num_runs
+    assert told[0].what == "float32, one rank"
+    assert told[-1].what == f"{dtype}, the layout in chunks of 49"
 
 
 def test_a_directory_with_only_a_config(tmp_path: Path, model: Path) -> None:

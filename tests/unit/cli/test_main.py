@@ -1,6 +1,7 @@
 """The command line as a user meets it: exit codes, sentences, streams."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -133,7 +134,10 @@ def test_check_says_equal_and_exits_0(model: str, capsys: pytest.CaptureFixture[
     layout = ["-tp", "2", "-dcp", "2", "--distributed-executor-backend", "inprocess"]
     small = ["--max-model-len", "160", "--num-threads", "1"]
     assert main(["check", model, *layout, *small]) == 0
-    assert "equal: -tp 2 -dcp 2" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "equal: -tp 2 -dcp 2" in shown.out
+    assert "run 1 of 3, float32, one rank: loading (" in shown.err
+    assert re.search(r"run 3 of 3, float32, the layout in chunks of 49: loading .* to go\)", shown.err)
     assert main(["check", model, *layout, *small, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["equal"] is True

@@ -224,6 +224,12 @@ def test_streams_wait_for_a_second_of_prompts_or_a_few_tokens(
     assert run.mixed_chunk_size == tokens
 
 
+def test_a_chunk_over_a_step_is_told_to_bound_nothing() -> None:
+    run = chosen(max_num_batched_tokens=300, mixed_chunk_size=400)
+    assert "--mixed-chunk-size 400 bounds nothing" in run.why["mixed_chunk_size"]
+    assert "mixed_chunk_size" not in chosen(max_num_batched_tokens=300, mixed_chunk_size=300).why
+
+
 def test_a_gpu_computes_prompts_beside_streams_without_a_limit() -> None:
     run = resolve(
         EngineConfig.from_mapping({"model": "m"}), model("Llama-3.1-8B"), Machine(cores=8, num_gpus=1)

@@ -197,7 +197,7 @@ def test_space_in_json_has_an_end(grammars: Grammars, tokenizer: Tokenizer) -> N
         ({"json": 5}, "JSON schema"),
         ({"json": {"type": "string", "pattern": "("}}, "unclosed group"),
         ({"json": {"$ref": "http://example.com/x"}}, "example.com"),
-        ({"json": False}, "json"),
+        ({"json": False}, "JSON schema"),
         ({"regex": "("}, "unclosed group"),
         ({"grammar": "start: foo"}, "foo"),
         ({"grammar": "start: start"}, "no text fits"),

@@ -7,10 +7,12 @@ from fastapi import APIRouter, Request, Response
 
 from kvspan.clock import unix_s
 from kvspan.engine.stream import RequestStream
-from kvspan.errors import KvspanError
+from kvspan.errors import KvspanError, blaming
 from kvspan.request import SamplingParams
 from kvspan.server import chat, completions
 from kvspan.server.conversation import prepare
+from kvspan.server.errors import renamed
+from kvspan.server.forms import form_field
 from kvspan.server.logprobs import TokenNames
 from kvspan.server.prompts import encode
 from kvspan.server.protocol import ChatRequest, CompletionRequest
@@ -20,6 +22,9 @@ from kvspan.server.sse import EventStream, JsonReply
 from kvspan.server.telemetry import trace_headers
 
 router = APIRouter()
+
+_CHAT_NAMES = {"prompt": "messages", "logprobs": "top_logprobs"}
+"""Fields of completions -> those that clients of the chat route know."""
 
 
 @router.post("/v1/chat/completions")
@@ -37,16 +42,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
         names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
         parsers=conversation.parser,
     )
-    stream = here.llm.add(
-        {"prompt_token_ids": conversation.prompt_ids},
-        conversation.params,
-        priority=body.priority,
-        cache_salt=body.cache_salt or "",
-        trace_headers=trace_headers(request),
-    )
+    with renamed(_CHAT_NAMES):
+        stream = here.llm.add(
+            {"prompt_token_ids": conversation.prompt_ids},
+            conversation.params,
+            priority=body.priority,
+            cache_salt=body.cache_salt or "",
+            trace_headers=trace_headers(request),
+        )
+    headers = here.note_room(body.asked_tokens, len(conversation.prompt_ids))
     if body.stream:
-        return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort)
-    return JsonReply(chat.whole_answer(stream, asked), on_gone=stream.abort)
+        return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort, headers=headers)
+    return JsonReply(chat.whole_answer(stream, asked), on_gone=stream.abort, headers=headers)
 
 
 @router.post("/v1/completions")
@@ -65,15 +72,17 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
         names=_names(here, as_ids=bool(body.return_tokens_as_token_ids)),
         prompts=tuple(text for text, _ in prompts),
     )
-    streams = _add_all(here, [ids for _, ids in prompts], params, body, trace_headers(request))
+    with renamed({"structured_outputs": form_field(body)}):
+        streams = _add_all(here, [ids for _, ids in prompts], params, body, trace_headers(request))
 
     def abort() -> None:
         for stream in streams:
             stream.abort()
 
+    headers = here.note_room(("max_tokens", body.max_tokens), max(len(ids) for _, ids in prompts))
     if body.stream:
-        return EventStream(completions.text_chunks(streams, asked), on_gone=abort)
-    return JsonReply(completions.whole_texts(streams, asked), on_gone=abort)
+        return EventStream(completions.text_chunks(streams, asked), on_gone=abort, headers=headers)
+    return JsonReply(completions.whole_texts(streams, asked), on_gone=abort, headers=headers)
 
 
 async def _prompts(here: Served, body: CompletionRequest) -> list[tuple[str, list[int]]]:
@@ -82,7 +91,8 @@ async def _prompts(here: Served, body: CompletionRequest) -> list[tuple[str, lis
     for prompt in _as_several(body.prompt):
         if isinstance(prompt, str):
             tokenizer = here.llm.get_tokenizer()
-            ids = await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
+            with blaming("prompt"):
+                ids = await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
             found.append((prompt, ids))
         else:
             text = here.llm.get_tokenizer().decode(prompt) if body.echo else ""

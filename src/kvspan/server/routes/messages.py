@@ -23,14 +23,15 @@ async def create(body: MessagesRequest, request: Request) -> Response:
     model = here.model_name(body.model)
     answering = await Answering.begin(here, messages.to_chat(body), trace_headers(request))
     abort = answering.stream.abort
+    headers = here.note_room(("max_tokens", body.max_tokens), len(answering.generation.prompt_ids))
     if body.stream:
-        return EventStream(messages.message_events(answering, model), on_gone=abort)
+        return EventStream(messages.message_events(answering, model), on_gone=abort, headers=headers)
 
     async def whole() -> dict[str, Any]:
         await answering.wait()
         return messages.message(answering, model)
 
-    return JsonReply(whole(), on_gone=abort)
+    return JsonReply(whole(), on_gone=abort, headers=headers)
 
 
 @router.post("/v1/messages/count_tokens")

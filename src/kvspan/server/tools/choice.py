@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvspan.errors import RequestError
+from kvspan.errors import RequestError, blaming
 from kvspan.server.tools.contract import Tool
 
 MAX_TOOLS = 1024
@@ -39,13 +39,19 @@ def read_choice(
         RequestError: a tool is none, or the choice names one that is not there.
     """
     known = _tools(tools or ())
+    with blaming("tool_choice"):
+        return _read(known, tool_choice, several=parallel is not False)
+
+
+def _read(
+    known: tuple[Tool, ...], tool_choice: str | Mapping[str, Any] | None, *, several: bool
+) -> ToolChoice:
     if tool_choice is None or tool_choice == "auto":
         return ToolChoice(tools=known, callable=bool(known))
     if tool_choice == "none":
         return ToolChoice(tools=known)
     if not known:
         raise RequestError("tool_choice needs tools, and the request has none.")
-    several = parallel is not False
     if tool_choice == "required":
         return ToolChoice(tools=known, callable=True, forced=known, several=several)
     chosen = tool_choice if isinstance(tool_choice, Mapping) else {}
@@ -62,10 +68,12 @@ def read_choice(
 
 def _tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
-        raise RequestError(f"The request has {len(tools)} tools; {MAX_TOOLS} is the most.")
+        raise RequestError(
+            f"The request has {len(tools)} tools; {MAX_TOOLS} is the most.", param="tools"
+        )
     found = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools)]
     if len({tool.name for tool in found}) < len(found):
-        raise RequestError("Two tools of the request have the same name.")
+        raise RequestError("Two tools of the request have the same name.", param="tools")
     return tuple(found)
 
 
@@ -73,14 +81,21 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     kind, function = tool.get("type", "function"), tool.get("function")
     if kind != "function" or not isinstance(function, Mapping):
         raise RequestError(
-            f'{where} must be {{"type": "function", "function": ...}}; got type {kind!r}, which '
-            "only OpenAI itself could run."
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}; '
+            + (
+                "it has no function."
+                if kind == "function"
+                else f"got type {str(kind)[:60]!r}, which only OpenAI itself could run."
+            ),
+            param=f"{where}.function" if kind == "function" else f"{where}.type",
         )
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not name or any(c in name for c in '<>"\n') or len(name) > 256:
-        raise RequestError(f"{where}.function.name must be a name, got {str(name)[:60]!r}.")
+        param = f"{where}.function.name"
+        raise RequestError(f"{param} must be a name, got {str(name)[:60]!r}.", param=param)
     if not isinstance(parameters, dict | None):
-        raise RequestError(f"{where}.function.parameters must be a JSON schema, an object.")
+        param = f"{where}.function.parameters"
+        raise RequestError(f"{param} must be a JSON schema, an object.", param=param)
     return Tool(name, parameters or {})
 
 
