@@ -29,14 +29,6 @@ struct Bf16Dot {
     // From here on vectors of lanes are full enough, and pay for copying codes.
     static constexpr int WIDE_LANES = IS_CODE<Element> ? 12 : 8;
 
-    static float largest(const float* scores) {
-        const __m512 a = _mm512_max_ps(_mm512_load_ps(scores), _mm512_load_ps(scores + 16));
-        const __m512 b = _mm512_max_ps(_mm512_load_ps(scores + 32), _mm512_load_ps(scores + 48));
-        return _mm512_reduce_max_ps(_mm512_max_ps(a, b));
-    }
-
-    static float exp2(float x) { return kvspan::exp2(splat(x))[0]; }
-
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
         const bool quartered = by_quarters(call, unit.head_lanes());
@@ -85,8 +77,7 @@ struct Bf16Dot {
         for (; lane < lanes; ++lane) many_lanes<1>(pairs, lane, query, scratch, to);
     }
 
-    static float weigh(const Tile<Element>& tile, const Scratch& scratch, int lane, float scale,
-                       float max) {
+    static Vec weigh(const Tile<Element>& tile, const Scratch& scratch, int lane, float scale, float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         auto* weights = weights_of(scratch, lane);
         const __m512 scales = _mm512_set1_ps(scale), anchor = _mm512_set1_ps(max);
@@ -101,7 +92,7 @@ struct Bf16Dot {
             }
             _mm512_store_si512(weights + i / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
-        return _mm512_reduce_add_ps(total);
+        return (Vec)total;
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<Element>& tile,

@@ -21,8 +21,12 @@ namespace {
 
 class Bf16Many {
 public:
-    // Whether lanes are so many, and keys shared by so many rows, that this is the faster way.
-    static bool pays(const Unit& unit) { return unit.rows >= LEAST_ROWS && unit.head_lanes() >= LEAST_LANES; }
+    // Whether lanes are so many, and keys shared by so many rows, that this is the faster way. A vector costs the
+    // same however few of its lanes are used, so most have to be.
+    static bool pays(const Unit& unit) {
+        const int lanes = unit.head_lanes();
+        return unit.rows >= LEAST_ROWS && lanes >= LEAST_LANES && 6 * lanes >= 5 * wide_lanes(lanes);
+    }
 
     static void attend(const Attention& call, const Unit& unit, const Scratch& scratch,
                        const Partial& partial) {

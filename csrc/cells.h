@@ -2,7 +2,9 @@
 // compiled for AVX-512-BF16 and VBMI alone.
 //
 // Codes of 8 bits become bf16 exactly, 64 at a time: 7 bits of a code look up the high and the low byte in
-// tables of 128, its sign is put on top, and the bytes are interleaved. That keeps each 16 in order and leaves
+// tables of 128, its sign is put on top, and the bytes are interleaved. Dot products leave little room for
+// instructions of three operands beside them, so the sign of an e4m3 is put there by one of two: its table
+// holds what differs between the high byte and the code. That keeps each 16 in order and leaves
 // 64 dims in an order of its own, in which a query is arranged too; what it does to outputs, `restore` undoes.
 // Tables hold no subnormal bf16, which the dot product would take for zero.
 //
@@ -31,8 +33,7 @@ struct Bf16Cells {
     KVSPAN_INLINE void load(const Bf16* p, int left, __m512i (&to)[1]) const { to[0] = dims(p, left); }
 
     KVSPAN_INLINE void pairs(const Bf16* even, const Bf16* odd, int left, __m512i* to) const {
-        const __mmask32 there = left >= 32 ? ~0u : left <= 0 ? 0u : (1u << left) - 1;
-        const __m512i a = _mm512_maskz_loadu_epi16(there, even), b = _mm512_maskz_loadu_epi16(there, odd);
+        const __m512i a = dims(even, left), b = dims(odd, left);
         to[0] = _mm512_unpacklo_epi16(a, b);
         to[1] = _mm512_unpackhi_epi16(a, b);
     }
@@ -48,7 +49,7 @@ struct Bf16Cells {
     }
 };
 
-// Codes of 0..127 as bf16, and where the sign comes from.
+// Codes of 0..127 as bf16; what a code looks up, what it finds of the high byte, and that with the sign.
 template <class Code>
 struct Codes;
 
@@ -61,6 +62,10 @@ struct Codes<I8> {
     static __m512i magnitude(__m512i codes) {
         return _mm512_min_epu8(codes, _mm512_sub_epi8(_mm512_setzero_si512(), codes));
     }
+    static constexpr int found(int magnitude) { return bf16_of(magnitude) >> 8; }
+    static __m512i high(__m512i found, __m512i codes) {
+        return _mm512_ternarylogic_epi64(found, codes, _mm512_set1_epi8(-128), 0xf8);  // a | (b & c)
+    }
 };
 
 template <>
@@ -72,16 +77,18 @@ struct Codes<E4m3> {
         return fraction ? Codes<I8>::bf16_of(fraction) - (9 << 7) : 0;  // times 2^-9
     }
     static __m512i magnitude(__m512i codes) { return codes; }  // the table ignores the sign
+    static constexpr int found(int magnitude) { return bf16_of(magnitude) >> 8 ^ magnitude; }
+    static __m512i high(__m512i found, __m512i codes) { return _mm512_xor_si512(found, codes); }
 };
 
-// The bytes of the bf16 of each code without its sign.
+// What each code without its sign finds of the bytes of its bf16.
 template <class Code>
 struct Bytes128 {
     alignas(64) std::uint8_t high[128] = {}, low[128] = {};
 
     constexpr Bytes128() {
         for (int i = 0; i < 128; ++i) {
-            high[i] = static_cast<std::uint8_t>(Codes<Code>::bf16_of(i) >> 8);
+            high[i] = static_cast<std::uint8_t>(Codes<Code>::found(i));
             low[i] = static_cast<std::uint8_t>(Codes<Code>::bf16_of(i));
         }
     }
@@ -108,9 +115,8 @@ public:
     KVSPAN_INLINE void widen(__m512i codes, __m512i* to) const {
         const __m512i magnitude = Codes<Code>::magnitude(codes);
         const __m512i low = _mm512_permutex2var_epi8(low_[0], magnitude, low_[1]);
-        const __m512i unsigned_high = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);
-        const __m512i sign = _mm512_set1_epi8(-128);
-        const __m512i high = _mm512_ternarylogic_epi64(unsigned_high, codes, sign, 0xf8);  // a | (b & c)
+        const __m512i found = _mm512_permutex2var_epi8(high_[0], magnitude, high_[1]);
+        const __m512i high = Codes<Code>::high(found, codes);
         to[0] = _mm512_unpacklo_epi8(low, high);
         to[1] = _mm512_unpackhi_epi8(low, high);
     }

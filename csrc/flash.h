@@ -6,7 +6,7 @@
 // `Math` gives, with `Element` what the cache holds:
 //     load_query   the unit's query vectors into scratch, in the form that `scores` wants
 //     scores       [lanes, TILE_KEYS] = query . key, over one part of their dims
-//     weigh        scratch.weights = 2^(score - max) of a lane; returns their sum
+//     weigh        scratch.weights = 2^(score - max) of a lane; returns their sum, in WIDTH terms
 //     accumulate   partial.out = partial.out * fade + weights . values
 //     finish       brings partial.out in plain order of dims
 //
@@ -18,250 +18,21 @@
 #include <cstdint>
 
 #include "attention.h"
+#include "tiles.h"
 #include "vectors.h"
 
 namespace kvspan {
 namespace {
 
 constexpr float LOG2_E = 1.44269504088896341f;
-constexpr int STEPS_AHEAD = 2;  // from a request for rows to their use: memory that all cores ask is late
-constexpr int EIGHT = 8;  // rows that are listed, or scales that are widened, at a time
 constexpr float MINUS_INFINITY = -__builtin_inff();
-
-// Elements that need a scale.
-template <class T>
-constexpr bool IS_CODE = sizeof(T) == 1;
 
 // Some dims of a key.
 struct Part {
     int number, first, dims;
 };
 
-// Slots of a block, side by side, that hold keys from a tile's `place`-th on.
-struct Run {
-    std::int64_t block, slot;
-    int place, count;
-};
-
-// Where the keys and values of a tile lie. Places that no lane sees repeat one that some lane does see,
-// so that whole tiles can be computed and an unused slot is never read.
-template <class T>
-struct Tile {
-    alignas(64) const T* keys[TILE_KEYS + EIGHT];  // of which the last are room to write
-    alignas(64) const T* values[TILE_KEYS + EIGHT];
-    alignas(64) float key_scales[MAX_PARTS][TILE_KEYS];  // of codes
-    alignas(64) float value_scales[TILE_KEYS];
-    Run runs[TILE_KEYS];
-    int num_runs;
-    std::int64_t first;  // number of the tile's first key
-    std::uint64_t seen;  // bit i: some lane sees key first + i
-    int count;           // keys up to the last one seen
-};
-
-// The rows of memory that a later tile reads, asked for a few at a time while this one is worked on: at
-// an even pace, for a processor has only so many requests under way, and waits when there are more. And lines
-// that are read after the call, for who has time to ask for them, see `Soon`.
-template <class T>
-class Ahead {
-public:
-    Ahead(const Attention& call, const Tile<T>& next, const Memory& soon) {
-        if (next.seen == 0) return;
-        const bool within = next.values[0] >= next.keys[0] && next.values[0] < next.keys[0] + call.head_dim;
-        rows_ = next.keys, dims_ = call.head_dim, left_ = TILE_KEYS;
-        if (!within) then_ = next.values, then_dims_ = call.value_dim;
-        if (!within) return;  // keys and values apart are read for as long as they are multiplied
-        soon_ = reinterpret_cast<const char*>(soon.begin);
-        soon_lines_ = static_cast<int>(soon.bytes / LINE_BYTES);
-    }
-
-    // Rows not asked for yet: of keys, and of values unless those lie within keys.
-    int left() const { return left_ + (then_ ? TILE_KEYS : 0); }
-
-    KVSPAN_INLINE void ask(int rows) {
-        if (left_ >= rows && dims_ <= LINE) {  // the usual case of codes, in few instructions
-            for (int i = 0; i < rows; ++i) __builtin_prefetch(rows_[i], 0, 2);
-        } else {
-            rows = rows < left_ ? rows : left_;
-            for (int i = 0; i < rows; ++i) {
-                for (int d = 0; d < dims_; d += LINE) __builtin_prefetch(rows_[i] + d, 0, 2);
-            }
-        }
-        rows_ += rows;
-        left_ -= rows;
-        if (left_ == 0 && then_) take_values();
-    }
-
-    // One line of a row, which is then taken up at the next one.
-    KVSPAN_INLINE void ask_line() {
-        if (left_ == 0) return;
-        __builtin_prefetch(rows_[0] + dim_, 0, 2);
-        dim_ += LINE;
-        if (dim_ < dims_) return;
-        dim_ = 0;
-        ++rows_;
-        if (--left_ == 0 && then_) take_values();
-    }
-
-    int soon_lines() const { return soon_lines_; }
-
-    KVSPAN_INLINE void ask_soon_line() {
-        if (soon_lines_ == 0) return;
-        __builtin_prefetch(soon_, 0, 2);
-        soon_ += LINE_BYTES;
-        --soon_lines_;
-    }
-
-private:
-    static constexpr int LINE_BYTES = 64, LINE = LINE_BYTES / static_cast<int>(sizeof(T));
-
-    void take_values() {
-        rows_ = then_, dims_ = then_dims_, left_ = TILE_KEYS;
-        then_ = nullptr;
-    }
-
-    const T *const *rows_ = nullptr, *const *then_ = nullptr;  // then_: null = nothing
-    int dims_ = 0, then_dims_ = 0, left_ = 0, dim_ = 0;
-    const char* soon_ = nullptr;
-    int soon_lines_ = 0;
-};
-
-// The keys first..last as bits of a tile that starts at `start`.
-inline std::uint64_t visible(std::int64_t first, std::int64_t last, std::int64_t start) {
-    const std::int64_t lo = first > start ? first - start : 0;
-    const std::int64_t hi = last - start < TILE_KEYS ? last - start : TILE_KEYS;
-    if (hi <= lo) return 0;
-    const std::uint64_t below_hi = hi == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << hi) - 1;
-    return below_hi & ~((std::uint64_t{1} << lo) - 1);
-}
-
-inline const std::uint16_t* scales_at(const Scales& scales, int kv_head, std::int64_t block,
-                                      std::int64_t slot) {
-    return scales.data + block * scales.block_stride + kv_head * scales.head_stride +
-           slot * scales.slot_stride;
-}
-
-inline void widen_one_by_one(const std::uint16_t* from, std::int64_t stride, int count, float* to) {
-    for (int i = 0; i < count; ++i) {
-        const std::uint32_t bits = static_cast<std::uint32_t>(from[i * stride]) << 16;
-        __builtin_memcpy(to + i, &bits, sizeof bits);
-    }
-}
-
-inline void widen(const std::uint16_t* from, std::int64_t stride, int count, float* to) {
-    typedef std::uint16_t Halves8 __attribute__((vector_size(EIGHT * 2)));
-    typedef std::uint32_t Words8 __attribute__((vector_size(EIGHT * 4)));
-    if (stride != 1 || count % EIGHT != 0) return widen_one_by_one(from, stride, count, to);
-    for (int i = 0; i < count; i += EIGHT) {
-        Halves8 halves;
-        __builtin_memcpy(&halves, from + i, sizeof halves);
-        const Words8 words = __builtin_convertvector(halves, Words8) << 16;
-        __builtin_memcpy(to + i, &words, sizeof words);
-    }
-}
-
-// Asks for the scales of a unit's keys in the tile that begins at `first`.
-inline void fetch_scales(const Attention& call, const Unit& unit, std::int64_t first) {
-    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
-    const std::int64_t end = first + TILE_KEYS < unit.last_key ? first + TILE_KEYS : unit.last_key;
-    std::int64_t column = first / call.block_size, slot = first % call.block_size;
-    for (; column * call.block_size < end; ++column, slot = 0) {
-        for (int head = unit.first_kv_head; head < unit.first_kv_head + unit.kv_heads; ++head) {
-            __builtin_prefetch(scales_at(call.keys.scales, head, table[column], slot));
-            __builtin_prefetch(scales_at(call.values.scales, head, table[column], slot));
-        }
-    }
-}
-
-// Fills the places that no lane sees with the first one that some lane does.
-template <class T>
-inline void fill_gaps(std::uint64_t seen, T* places) {
-    const int anchor = __builtin_ctzll(seen);
-    for (int i = 0; seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
-        if (!(seen >> i & 1)) places[i] = places[anchor];
-    }
-}
-
-// The scales of a tile.
-template <class T>
-inline void load_scales(const Attention& call, int kv_head, Tile<T>& tile) {
-    const int parts = call.part_dims[1] > 0 ? 2 : 1;
-    for (int i = 0; i < tile.num_runs; ++i) {
-        const Run& run = tile.runs[i];
-        const std::uint16_t* key = scales_at(call.keys.scales, kv_head, run.block, run.slot);
-        const std::uint16_t* value = scales_at(call.values.scales, kv_head, run.block, run.slot);
-        for (int part = 0; part < parts; ++part)
-            widen(key + part, call.keys.scales.slot_stride, run.count, tile.key_scales[part] + run.place);
-        widen(value, call.values.scales.slot_stride, run.count, tile.value_scales + run.place);
-    }
-    for (int part = 0; part < parts; ++part) fill_gaps(tile.seen, tile.key_scales[part]);
-    fill_gaps(tile.seen, tile.value_scales);
-}
-
-// The runs of slots that hold a tile's keys.
-template <class T>
-inline void find_runs(const Attention& call, const Unit& unit, Tile<T>& tile) {
-    const std::int64_t* table = call.tables + call.table_starts[unit.sequence];
-    std::int64_t column = tile.first / call.block_size, slot = tile.first % call.block_size;
-    tile.num_runs = 0;
-    for (int place = 0; place < tile.count; ++column, slot = 0) {
-        const std::int64_t left = call.block_size - slot;
-        const int count = left < tile.count - place ? static_cast<int>(left) : tile.count - place;
-        tile.runs[tile.num_runs++] = {table[column], slot, place, count};
-        place += count;
-    }
-}
-
-// Where `count` rows are, `stride` apart, and some behind them.
-template <class T>
-inline void list_rows(const T* first, std::int64_t stride, int count, const T** to) {
-    typedef std::uintptr_t Places __attribute__((vector_size(EIGHT * sizeof(std::uintptr_t))));
-    const auto step = static_cast<std::uintptr_t>(stride) * sizeof(T);
-    Places places = {0, step, 2 * step, 3 * step, 4 * step, 5 * step, 6 * step, 7 * step};
-    places += reinterpret_cast<std::uintptr_t>(first);
-    for (int i = 0; i < count; i += EIGHT, places += EIGHT * step)
-        __builtin_memcpy(to + i, &places, sizeof places);
-}
-
-// Finds the tile that begins at key `first`, at the unit's first KV head.
-template <class T>
-inline void locate(const Attention& call, const Unit& unit, std::int64_t first, Tile<T>& tile) {
-    tile.first = first;
-    tile.seen = 0;
-    for (std::int64_t row = unit.first_row; row < unit.first_row + unit.rows; ++row) {
-        tile.seen |= visible(call.first[row], call.last[row], first);
-    }
-    tile.seen &= visible(unit.first_key, unit.last_key, first);
-    if (tile.seen == 0) return;
-    tile.count = 64 - __builtin_clzll(tile.seen);
-    const T* keys = static_cast<const T*>(call.keys.data) + unit.first_kv_head * call.keys.head_stride;
-    const T* values = static_cast<const T*>(call.values.data) + unit.first_kv_head * call.values.head_stride;
-    find_runs(call, unit, tile);
-    for (int r = 0; r < tile.num_runs; ++r) {
-        const Run& run = tile.runs[r];
-        const T* key = keys + run.block * call.keys.block_stride + run.slot * call.keys.slot_stride;
-        const T* value = values + run.block * call.values.block_stride + run.slot * call.values.slot_stride;
-        list_rows(key, call.keys.slot_stride, run.count, tile.keys + run.place);
-        list_rows(value, call.values.slot_stride, run.count, tile.values + run.place);
-    }
-    fill_gaps(tile.seen, tile.keys);
-    fill_gaps(tile.seen, tile.values);
-}
-
-// Makes `next` the same keys of the KV head behind a tile's.
-template <class T>
-inline void advance(const Attention& call, const Tile<T>& tile, Tile<T>& next) {
-    for (int i = 0; i < TILE_KEYS; ++i) {
-        next.keys[i] = tile.keys[i] + call.keys.head_stride;
-        next.values[i] = tile.values[i] + call.values.head_stride;
-    }
-    next.first = tile.first;
-    next.seen = tile.seen;
-    next.count = tile.count;
-    next.num_runs = tile.num_runs;
-    for (int i = 0; i < tile.num_runs; ++i) next.runs[i] = tile.runs[i];
-}
-
-// Scores of a tile: of codes, those of each part times the key's scale for it.
+// Scores of a tile: of codes, those of each part, not yet times the key's scale for it.
 template <class Math, class T>
 inline void score(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T>& ahead,
                   const Scratch& scratch) {
@@ -271,41 +42,59 @@ inline void score(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T
         const Part first{0, 0, call.part_dims[0]}, second{1, call.part_dims[0], call.part_dims[1]};
         Math::scores(call, lanes, tile, ahead, scratch, first, scratch.scores);
         if (second.dims > 0) Math::scores(call, lanes, tile, ahead, scratch, second, scratch.weights);
-        for (int lane = 0; lane < lanes; ++lane) {
-            float* scores = scratch.scores + lane * TILE_KEYS;
-            const float* others = scratch.weights + lane * TILE_KEYS;
-            for (int i = 0; i < TILE_KEYS; ++i) scores[i] *= tile.key_scales[0][i];
-            for (int i = 0; second.dims > 0 && i < TILE_KEYS; ++i) {
-                scores[i] += others[i] * tile.key_scales[1][i];
-            }
-        }
     }
 }
 
-// One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by.
+// Multiplies a lane's scores by the keys' scales and hides keys that it does not see; returns vectors' largest.
+template <class T>
+inline Vec settle(const Attention& call, const Tile<T>& tile, const Scratch& scratch, int lane,
+                  std::uint64_t seen) {
+    float* scores = scratch.scores + lane * TILE_KEYS;
+    const float* others = scratch.weights + lane * TILE_KEYS;
+    const bool parts = IS_CODE<T> && call.part_dims[1] > 0;
+    Vec max = splat(MINUS_INFINITY);
+    for (int i = 0; i < TILE_KEYS; i += WIDTH) {
+        Vec v = load(scores + i);
+        if constexpr (IS_CODE<T>) {
+            v *= load(tile.key_scales[0] + i);
+            if (parts) v += load(others + i) * load(tile.key_scales[1] + i);
+            store(scores + i, v);
+        }
+        max = larger(v, max);
+    }
+    if (seen == ~std::uint64_t{0}) return max;
+    for (int i = 0; i < TILE_KEYS; ++i) scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
+    max = splat(MINUS_INFINITY);
+    for (int i = 0; i < TILE_KEYS; i += WIDTH) max = larger(load(scores + i), max);
+    return max;
+}
+
+// Raises a lane's largest score to those of a tile, and returns what earlier tiles are multiplied by. Most tiles
+// raise it no more, so that it is compared before it is looked for.
+inline float raise(Vec scores, float& max) {
+    if (!any_above(scores, max)) return 1.0f;
+    const float before = max;
+    max = largest(scores);
+    return exp2(splat(before - max))[0];
+}
+
+// One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by. A lane's sum of
+// exponentials stays in WIDTH terms, which are added up once, and not for every tile.
 template <class Math, class T>
 inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile, const Scratch& scratch,
-                   const Partial& partial, Ahead<T>& ahead, float* fade) {
+                   float* max, Vec* sums, Ahead<T>& ahead, float* fade) {
     const float scale = call.scale * LOG2_E;
-    const int asked = ahead.left() / (3 * unit.head_lanes());  // its share of the time that is left
+    const int lanes = unit.head_lanes(), asked = ahead.left() / (3 * lanes);  // its share of the time left
     for (int lane = 0, row = 0; row < unit.rows; ++row) {
         const std::int64_t at = unit.first_row + row;
         const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
-        for (int head = 0; head < unit.heads; ++head, ++lane) {
-            ahead.ask(asked);
-            float* scores = scratch.scores + lane * TILE_KEYS;
-            for (int i = 0; seen != ~std::uint64_t{0} && i < TILE_KEYS; ++i) {
-                scores[i] = seen >> i & 1 ? scores[i] : MINUS_INFINITY;
-            }
-            const float before = partial.max[lane];
-            const float here = seen ? Math::largest(scores) * scale : MINUS_INFINITY;
-            const float max = here > before ? here : before;
-            fade[lane] = before == max ? 1.0f : Math::exp2(before - max);
-            partial.max[lane] = max;
-            const float anchor = max == MINUS_INFINITY ? 0.0f : max;
-            partial.sum[lane] =
-                partial.sum[lane] * fade[lane] + Math::weigh(tile, scratch, lane, scale, anchor);
-        }
+        for (int head = 0; head < unit.heads; ++head, ++lane)
+            fade[lane] = raise(settle(call, tile, scratch, lane, seen) * scale, max[lane]);
+    }
+    for (int lane = 0; lane < lanes; ++lane) {  // whose weights take the place of second parts' scores
+        ahead.ask(asked);
+        const float anchor = max[lane] == MINUS_INFINITY ? 0.0f : max[lane];
+        sums[lane] = sums[lane] * fade[lane] + Math::weigh(tile, scratch, lane, scale, anchor);
     }
 }
 
@@ -324,47 +113,35 @@ template <class Math>
 void flash(const Attention& call, const Unit& unit, const Scratch& scratch, const Partial& partial) {
     using T = typename Math::Element;
     const int lanes = unit.head_lanes(), width = padded(call.value_dim);
+    Vec sums[MOST_LANES];
     float fade[MOST_LANES];
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(unit.lanes()) * width; ++i) {
         partial.out[i] = 0.0f;
     }
-    for (int lane = 0; lane < unit.lanes(); ++lane)
-        partial.max[lane] = MINUS_INFINITY, partial.sum[lane] = 0.0f;
+    for (int lane = 0; lane < unit.lanes(); ++lane) partial.max[lane] = MINUS_INFINITY, sums[lane] = Vec{};
     for (int head = 0; head < unit.kv_heads; ++head)
         Math::load_query(call, unit, head * lanes, scratch_of(call, unit, head, scratch));
 
-    // A step is a tile of one KV head.
-    Tile<T> tiles[STEPS_AHEAD + 1];
+    Tiles<T> tiles(call, unit);
     const std::int64_t begin = unit.first_key / TILE_KEYS * TILE_KEYS;
-    const auto first_key_of = [&](std::int64_t step) { return begin + step / unit.kv_heads * TILE_KEYS; };
-    const auto prepare = [&](std::int64_t step) {
-        const Tile<T>& before = tiles[(step + STEPS_AHEAD) % (STEPS_AHEAD + 1)];
-        Tile<T>& tile = tiles[step % (STEPS_AHEAD + 1)];
-        tile.seen = 0;
-        if (first_key_of(step) >= unit.last_key) return;
-        if (step % unit.kv_heads == 0) return locate(call, unit, first_key_of(step), tile);
-        if (before.seen != 0) advance(call, before, tile);
-    };
-    for (int step = 0; step < STEPS_AHEAD; ++step) prepare(step);
-    for (std::int64_t step = 0; first_key_of(step) < unit.last_key; ++step) {
-        const int head = static_cast<int>(step % unit.kv_heads);
-        Tile<T>& tile = tiles[step % (STEPS_AHEAD + 1)];
-        prepare(step + STEPS_AHEAD);
+    for (Step step{begin, 0}; step.key < unit.last_key; step = step.next(unit)) {
+        tiles.advance();
+        Tile<T>& tile = tiles.present();
         if constexpr (IS_CODE<T>) {
-            if (head == 0) fetch_scales(call, unit, first_key_of(step) + TILE_KEYS);
-            if (tile.seen != 0) load_scales(call, unit.first_kv_head + head, tile);
+            if (step.head == 0) fetch_scales(call, unit, step.key + TILE_KEYS);
+            if (tile.seen != 0) load_scales(call, unit.first_kv_head + step.head, tile);
         }
         if (tile.seen == 0) continue;
-        const Scratch its_scratch = scratch_of(call, unit, head, scratch);
-        const Partial its_partial = partial_of(call, unit, head, partial);
-        const std::int64_t number = unit.first_tile + step / unit.kv_heads;
-        const Tile<T>& later = tiles[(step + STEPS_AHEAD) % (STEPS_AHEAD + 1)];
-        Ahead<T> ahead(call, later, head == 0 ? call.soon.beside(number) : Memory{});
+        const Scratch its_scratch = scratch_of(call, unit, step.head, scratch);
+        const Partial its_partial = partial_of(call, unit, step.head, partial);
+        const std::int64_t number = unit.first_tile + (step.key - begin) / TILE_KEYS;
+        Ahead<T> ahead(call, tiles.later(), step.head == 0 ? call.soon.beside(number) : Memory{});
         score<Math>(call, lanes, tile, ahead, its_scratch);
-        soften<Math>(call, unit, tile, its_scratch, its_partial, ahead, fade);
+        soften<Math>(call, unit, tile, its_scratch, its_partial.max, sums + step.head * lanes, ahead, fade);
         Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);
         while (ahead.left() > 0) ahead.ask(TILE_KEYS);
     }
+    for (int lane = 0; lane < unit.lanes(); ++lane) partial.sum[lane] = sum(sums[lane]);
     Math::finish(call, unit, partial.out);
 }
 

@@ -15,14 +15,6 @@ struct Generic {
     static constexpr int LANES = 4;                   // LANES x VECTORS sums of outputs
     static constexpr int VECTORS = WIDTH == 16 ? 4 : 2;
 
-    static float largest(const float* scores) {
-        Vec max = load(scores);
-        for (int i = WIDTH; i < TILE_KEYS; i += WIDTH) max = larger(max, load(scores + i));
-        return kvspan::largest(max);
-    }
-
-    static float exp2(float x) { return kvspan::exp2(splat(x))[0]; }
-
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         const int dim = call.head_dim, width = padded(dim);
         for (int lane = 0; lane < unit.head_lanes(); ++lane) {
@@ -50,7 +42,7 @@ struct Generic {
         }
     }
 
-    static float weigh(const Tile<T>& tile, const Scratch& scratch, int lane, float scale, float max) {
+    static Vec weigh(const Tile<T>& tile, const Scratch& scratch, int lane, float scale, float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         float* weights = scratch.weights + lane * TILE_KEYS;
         Vec total{};
@@ -59,7 +51,7 @@ struct Generic {
             total += weight;
             store(weights + i, IS_CODE<T> ? weight * load(tile.value_scales + i) : weight);
         }
-        return sum(total);
+        return total;
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T>& ahead,

@@ -27,7 +27,7 @@ KVSPAN_INLINE void dot_bytes(__m512i& sum, __m512i a, __m512i b) {
 
 class Int8Dot : public Bf16Dot<CodeCells<I8>> {
 public:
-    static float weigh(const Tile<I8>& tile, const Scratch& scratch, int lane, float scale, float max) {
+    static Vec weigh(const Tile<I8>& tile, const Scratch& scratch, int lane, float scale, float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         __m512 weights[4], total = _mm512_setzero_ps();
         __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
@@ -44,7 +44,7 @@ public:
         float* to = scratch.weights + lane * TILE_KEYS;
         split(weights, 65535.0f / (largest > 1e-30f ? largest : 1e-30f), words(to));
         to[UNIT_AT] = largest / 65535.0f;
-        return _mm512_reduce_add_ps(total);
+        return (Vec)total;
     }
 
     static void accumulate(const Attention& call, int lanes, const Tile<I8>& tile, Ahead<I8>& ahead,

@@ -67,9 +67,14 @@ inline Words as_words(Vec v) {
 }
 
 inline Vec load(const Bf16* p) {
+#if defined(__AVX512F__)
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return (Vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#else
     Halves h;
     std::memcpy(&h, p, sizeof h);
     return as_floats(__builtin_convertvector(h, Words) << 16);
+#endif
 }
 
 inline Vec load(const F16* p) {
@@ -201,12 +206,30 @@ inline float sum(Vec v) {
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
-inline Vec larger(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec larger(Vec a, Vec b) {  // of which `b` if one is not a number
+#if defined(__AVX512F__)
+    return (Vec)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+    return a > b ? a : b;
+#endif
+}
 
 inline float largest(Vec v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
     float max = v[0];
     for (int i = 1; i < WIDTH; ++i) max = v[i] > max ? v[i] : max;
     return max;
+#endif
+}
+
+inline bool any_above(Vec v, float x) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask((__m512)v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0;
+#else
+    return largest(v) > x;
+#endif
 }
 
 // 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf.
