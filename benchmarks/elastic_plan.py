@@ -22,9 +22,10 @@ from kvspan.clock import VirtualClock
 from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import KV_DTYPE_BYTES
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import find_device, load_devices
 from kvspan.cost.homes import HomesCost
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import weight_dtypes
 from kvspan.errors import ConfigError
 from kvspan.plan.homes import HomeRanks

@@ -32,8 +32,9 @@ from kvspan.bench.probe import Probe, probe
 from kvspan.cli.flags import FlagParser, add_engine_flags, engine_config
 from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import KV_DTYPE_BYTES
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import Device, find_device, load_devices
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import decode_work
 from kvspan.engine.build import resolve_engine

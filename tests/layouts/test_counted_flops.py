@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from kvspan.config.model import parse_model_config
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import Device, find_device, load_devices
 from kvspan.cost.homes import HomesCost
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import StepWork
 from kvspan.layers.matmul import PlainProduct

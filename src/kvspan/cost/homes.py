@@ -11,7 +11,8 @@ Each part is the one that `cost.steptime` gives; nothing is computed anew.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.deployment import Deployment
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.work import StepWork
 
 NOTHING = StepWork(num_tokens=0, num_sampled=0, keys=0, pairs=0, only_decodes=True)

@@ -17,15 +17,13 @@ Knows no queue and no policy: what is in a step is told (`StepWork`).
 import math
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
 
-from kvspan.config.model import ModelConfig
-from kvspan.cost.facts import Device
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.latents import NEVER, least_rows_to_expand
 from kvspan.cost.memory import kv_bytes_per_local_token
 from kvspan.cost.pace import Pace
 from kvspan.cost.played import can_be_played, is_played
-from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
+from kvspan.cost.prefill import PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
 from kvspan.cost.team import most_team_rows
 from kvspan.cost.together import least_tokens_together, made_elements
@@ -41,13 +39,11 @@ from kvspan.cost.weights import (
     MULTIPLIED_IN,
     Matrix,
     RankWeights,
-    WeightDtypes,
     answered_params,
     asking_params,
     rank_weights,
 )
 from kvspan.cost.work import StepWork, Ways, distinct_experts
-from kvspan.topology import Topology
 
 ACTIVATION_BYTES = 2
 """Activations are bfloat16."""
@@ -55,55 +51,6 @@ LOGIT_BYTES = 4
 """Logits are float32."""
 TOKEN_BYTES = 8
 """Tokens travel as int64."""
-
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """What engines do in different ways, beside what can be asked of ours.
-
-    Args:
-        gather_latent_queries: queries of latent attention are gathered as they ask latents (wider), and
-            not as they are projected.
-        sum_bytes: of an element of partial results that are summed over ranks.
-        prefill_strategy: what travels for cached context (`cost.prefill`).
-        teams: whether PCP coordinates share weights out in steps of few rows (`cost.team`).
-    """
-
-    gather_latent_queries: bool = False
-    sum_bytes: int = SUM_BYTES
-    prefill_strategy: str = FEWEST_BYTES
-    teams: bool = True
-
-
-KVSPAN = Habits()
-PUBLISHED = Habits(gather_latent_queries=True, sum_bytes=2, prefill_strategy="allgather_kv", teams=False)
-"""Of the engine whose figures with DCP are published."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployment:
-    """A model on some ranks: everything about a step but what is in it.
-
-    Args:
-        model: sizes.
-        device: of each rank.
-        topology: a legal layout.
-        dtypes: of the weights.
-        kv_dtype_bytes: of a cached element.
-        exchange: how partial results meet, `a2a` or `ag_rs`.
-        replicate_q: whether each rank projects all queries of its DCP group.
-        expert_parallel: whether ranks keep whole experts.
-    """
-
-    model: ModelConfig
-    device: Device
-    topology: Topology
-    dtypes: WeightDtypes
-    kv_dtype_bytes: int
-    exchange: str = "a2a"
-    replicate_q: bool = False
-    expert_parallel: bool = False
-    habits: Habits = KVSPAN
 
 
 class StepCost:

@@ -7,8 +7,9 @@ chunks, then so many tokens, each in a step that others share. Knows no loads bu
 from dataclasses import dataclass, replace
 
 from kvspan.config.model import ModelConfig
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import Device
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import StepWork, decode_work
 from kvspan.topology import Topology

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvspan.config.sizes import KV_DTYPE_BYTES
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.exchanges import check_exchange
 from kvspan.cost.facts import Device
 from kvspan.cost.memory import kv_bytes_per_token
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.timed import USUAL_INPUT
 from kvspan.cost.weights import WeightDtypes, weight_dtypes
 from kvspan.errors import ConfigError

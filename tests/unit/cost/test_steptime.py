@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvspan.cost.deployment import KVSPAN, Deployment
 from kvspan.cost.facts import Device, Rates, find_device, load_devices
 from kvspan.cost.memory import kv_bytes_per_global_token
-from kvspan.cost.steptime import KVSPAN, Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import WeightDtypes, rank_weights
 from kvspan.cost.work import StepWork, decode_work
 from kvspan.layout import CacheLayout

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from kvspan.config.engine import EngineConfig
 from kvspan.config.resolved import Resolved
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import Device, find_device, load_devices
 from kvspan.cost.latents import NEVER
 from kvspan.cost.pace import Pace
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.together import least_tokens_together, made_elements
 from kvspan.cost.weights import WeightDtypes
 from kvspan.cost.work import StepWork

@@ -7,9 +7,10 @@ import pytest
 from kvspan.clock import VirtualClock
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import find_device, load_devices
 from kvspan.cost.homes import NOTHING, HomesCost
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import copies_at_home, weight_dtypes
 from kvspan.cost.work import decode_work
 from kvspan.plan.homes import HomeRanks

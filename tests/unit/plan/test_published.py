@@ -9,8 +9,9 @@ import pytest
 
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.deployment import PUBLISHED, Deployment
 from kvspan.cost.facts import find_device, load_devices
-from kvspan.cost.steptime import PUBLISHED, Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import weight_dtypes
 from kvspan.cost.work import decode_work
 from kvspan.layout import CacheLayout

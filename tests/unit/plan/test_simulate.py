@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from kvspan.clock import VirtualClock
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
+from kvspan.cost.deployment import Deployment
 from kvspan.cost.facts import find_device, load_devices
-from kvspan.cost.steptime import Deployment, StepCost
+from kvspan.cost.steptime import StepCost
 from kvspan.cost.weights import WeightDtypes, weight_dtypes
 from kvspan.engine.core import EngineCore
 from kvspan.plan.asked import PlanAsked
