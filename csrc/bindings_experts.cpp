@@ -21,9 +21,9 @@ class KeptExperts {
 public:
     KeptExperts(Isa isa, Size first, Size count, Size hidden, Size inner, Size first_inner,
                 Size some_inner, Address gate_up, Address down)
-        : experts_(std::make_shared<const Experts>(Experts{first, count, hidden, inner, first_inner, some_inner,
-                                                           at<const std::byte>(gate_up),
-                                                           at<const std::byte>(down), linear_kernel(isa)})) {}
+        : experts_(std::make_shared<const Experts>(
+              Experts{first, count, hidden, inner, first_inner, some_inner, at<const std::byte>(gate_up),
+                      at<const std::byte>(down), linear_kernel(isa)})) {}
 
     void operator()(int threads, Address x, Size rows, Size row_stride, Address chosen, Address weights,
                     int per_row, Address shared, Address gate, Address gathered, Address inner,

@@ -126,7 +126,8 @@ struct Mixture {
           hidden(pick(random, 1, 90)),
           inner(pick(random, 1, 70)),
           first_inner(pick(random, 0, 1) && inner > LINEAR_PANEL ? LINEAR_PANEL : 0),
-          some_inner(inner - first_inner > LINEAR_PANEL && pick(random, 0, 1) ? LINEAR_PANEL : inner - first_inner),
+          some_inner(inner - first_inner > LINEAR_PANEL && pick(random, 0, 1) ? LINEAR_PANEL
+                                                                              : inner - first_inner),
           rows(pick(random, 0, 20)),
           stride(hidden + pick(random, 0, 3)),
           shared(pick(random, 0, 1)),

@@ -149,7 +149,8 @@ Linear Experts::gate_up_of(std::int64_t expert) const {
     layer.inputs = layer.input_stride = hidden;
     layer.panel_pairs = layer.pairs();
     layer.gated = true;
-    layer.weight = gate_up + (expert * layer.panels() + first_inner / layer.panel_outputs()) * layer.panel_bytes();
+    const std::int64_t panel = expert * layer.panels() + first_inner / layer.panel_outputs();
+    layer.weight = gate_up + panel * layer.panel_bytes();
     layer.outputs = some_inner;
     return layer;
 }
