@@ -1,4 +1,4 @@
-"""What the time of a step follows from, but for what is in it: a model on some ranks, habits of engines."""
+"""What the time of a step follows from, but for what is in it: a model on ranks, habits of engines."""
 
 from dataclasses import dataclass
 
