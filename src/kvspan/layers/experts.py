@@ -186,6 +186,7 @@ class _Native:
         self._many, self._sizes = many, sizes
         self._memory = memory  # keeps alive what the kernel reads
         self._isa = extension().Isa[isa]
+        self._made: dict[Span, Any] = {}
 
     def __call__(self, x: Tensor, routing: Routing, shared: Shared | None, part: Span) -> Tensor:
         if len(x) > MOST_NATIVE_ROWS:
@@ -211,18 +212,20 @@ class _Native:
         return out
 
     def _some(self, part: Span) -> Any:
-        """The native operator of a part of the inner dim."""
-        experts, (gate_up, down) = self._many.experts, self._memory
-        return extension().Experts(
-            self._isa,
-            experts.start,
-            experts.size,
-            *self._sizes,
-            part.start,
-            part.size,
-            gate_up.data_ptr(),
-            down.data_ptr(),
-        )
+        """The native operator of a part of the inner dim, made once."""
+        if part not in self._made:
+            experts, (gate_up, down) = self._many.experts, self._memory
+            self._made[part] = extension().Experts(
+                self._isa,
+                experts.start,
+                experts.size,
+                *self._sizes,
+                part.start,
+                part.size,
+                gate_up.data_ptr(),
+                down.data_ptr(),
+            )
+        return self._made[part]
 
 
 def _equal_parts(memory: Tensor, number: int) -> Sequence[Tensor]:
