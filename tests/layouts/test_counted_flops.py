@@ -53,10 +53,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def counting(name: str, size: Callable[[PlainProduct, Tensor, Sequence[Span]], int]) -> None:
         inner = getattr(PlainProduct, name)
 
-        def outer(product: PlainProduct, x: Tensor, *spans: Span) -> Tensor:
+        def outer(product: PlainProduct, x: Tensor, *spans: Span, **how: bool) -> Tensor:
             if getattr(inside, "it", False):
                 made.append(2 * len(x) * size(product, x, spans))
-            result: Tensor = inner(product, x, *spans)
+            result: Tensor = inner(product, x, *spans, **how)
             return result
 
         monkeypatch.setattr(PlainProduct, name, outer)

@@ -60,6 +60,7 @@ def built(
             pcp=Place(0, 1),
             columns=Place(topology.dcp_rank(rank), topology.dcp_size),
             home=Place(topology.dcp_rank(rank), topology.dcp_size),
+            vocabulary=Place(topology.tp_rank(rank), topology.tp_size),
         ),
         exchange="a2a",
         replicate_q=False,
