@@ -59,6 +59,10 @@ class Span:
         """Elements in the range."""
         return self.stop - self.start
 
+    def __contains__(self, number: int) -> bool:
+        """Whether a number lies in the range."""
+        return self.start <= number < self.stop
+
     def shifted(self, by: int) -> "Span":
         """The range of the same size that begins `by` elements later."""
         return Span(self.start + by, self.stop + by)

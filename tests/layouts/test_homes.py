@@ -11,13 +11,14 @@ import torch
 from kvspan import LLM, SamplingParams
 from kvspan.cache.placement import home_of
 from kvspan.cost.choice import Choice
+from kvspan.cost.team import NO_TEAM
 from kvspan.engine.engine import Generation
 from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.tiny import TINY
 from kvspan.testing.tolerance import assert_within
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 from tests.conftest import SEED
 from tests.layouts.engines import engine, generate
 
@@ -94,10 +95,10 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
 
 @pytest.mark.parametrize("chunk", [10_000, 17])
 @pytest.mark.parametrize("alone_tokens", [10_000, 10])
-@pytest.mark.parametrize("team_rows", [0, 10_000])
+@pytest.mark.parametrize("team_rows", [NO_TEAM, Span(1, 10_000)], ids=["alone", "team"])
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
 def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
-    name: str, team_rows: int, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
+    name: str, team_rows: Span, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
 ) -> None:
     """Where others are spread, and where they meet for the prompt's sake; its keys stay at the home."""
     sequences = [tokens(n, seed=i) for i, n in enumerate(LENGTHS)]
@@ -139,8 +140,8 @@ def test_local_rows_make_no_collective_of_their_group(name: str, checkpoints: di
 def elastic(model: Path, homes: str, **options: object) -> LLM:
     """A team multiplies whatever few rows there are together, which tiny models are never worth."""
     asked = {"dcp_mode": "elastic", "dcp_span_threshold": THRESHOLD, **HOMES[homes], **options}
-    most = Choice(20 if homes.endswith("a team") else 0)
-    with patch("kvspan.cost.choose.choose_team", return_value=most):
+    rows = Choice(Span(1, 21 if homes.endswith("a team") else 1))
+    with patch("kvspan.cost.choose.choose_team", return_value=rows):
         return engine(model, **asked)
 
 

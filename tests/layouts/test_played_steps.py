@@ -24,7 +24,7 @@ from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.ranks import run_ranks, shared_worlds
 from kvspan.testing.tiny import TINY, RawConfig, tiny_deepseek_v2, tiny_deepseek_v3, tiny_qwen2_moe
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 from kvspan.worker import runner
 from kvspan.worker.tape import Tape
 from kvspan.worker.worker import Worker
@@ -65,7 +65,7 @@ def case(
     team: int = 0,
 ) -> ForwardCase:
     return ForwardCase(
-        team_rows=team,
+        team_rows=Span(1, team + 1),
         exchange=exchange,
         expert_parallel=experts,
         topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
@@ -264,7 +264,9 @@ _SIZES = {
 def _decoded(model: Path, params: SamplingParams, layout: str) -> list[Sampled]:
     """What rank 0 says of steps in which a prompt and then its own tokens are computed."""
     options = {"model": str(model), "dtype": "bfloat16", "max_model_len": 64, "num_threads": 1}
-    with patch("kvspan.cost.choose.choose_team", return_value=Choice(8 if "team" in layout else 0)):
+    with patch(
+        "kvspan.cost.choose.choose_team", return_value=Choice(Span(1, 9 if "team" in layout else 1))
+    ):
         resolved, _ = resolve_engine(EngineConfig.from_mapping({**options, **_SIZES[layout]}))
     ranks = resolved.topology.world_size
     prompt = NewRequest(0, pack_tokens(range(5)), 5, params, 0)

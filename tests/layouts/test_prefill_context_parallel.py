@@ -17,7 +17,7 @@ from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import Forward, ForwardCase, forward
 from kvspan.testing.tiny import KIMI, TINY
 from kvspan.testing.tolerance import assert_within
-from kvspan.topology import Topology, check_layout
+from kvspan.topology import Span, Topology, check_layout
 from tests.conftest import SEED
 
 CONFIGS = {**TINY, "kimi": KIMI}
@@ -127,13 +127,15 @@ def assert_equal_calls(result: Forward, topology: Topology) -> None:
             assert all(of_rank == ops[0] for of_rank in ops)
 
 
-@pytest.mark.parametrize(("chunk", "team_rows"), [(1, 10_000), (17, 10_000), (4, 6)])
+@pytest.mark.parametrize(
+    ("chunk", "team_rows"), [(1, Span(1, 10_000)), (17, Span(1, 10_000)), (4, Span(2, 7))], ids=str
+)
 @pytest.mark.parametrize(("name", "topology"), matrix())
 def test_coordinates_that_are_a_team_equal_one_rank(
     name: str,
     topology: Topology,
     chunk: int,
-    team_rows: int,
+    team_rows: Span,
     checkpoints: dict[str, Path],
     one_rank: dict[str, list[torch.Tensor]],
 ) -> None:
@@ -162,7 +164,7 @@ def test_idle_rows_of_a_team_are_zeros_to_experts(
         return run(layer, x, *others)
 
     monkeypatch.setattr(Experts, "forward", noted)
-    case = ForwardCase(topology=Topology(pcp_size=3, dcp_size=3), chunk=1, team_rows=8)
+    case = ForwardCase(topology=Topology(pcp_size=3, dcp_size=3), chunk=1, team_rows=Span(1, 9))
     forward(resolve(str(checkpoints[name])), sequences((4,)), case)
     assert seen
     assert all(sum(busy) == 1 and len(busy) == 3 for busy in seen)

@@ -205,7 +205,7 @@ def _bytes_per_step(contender: Contender, case: Case, plan: Plan) -> float:
         num_rows=case.batch,
         dtype_bytes=dtype_bytes,
         coordinates=resolved.pcp_size,
-        as_team=-(-case.batch // resolved.pcp_size) <= resolved.team_rows,
+        as_team=-(-case.batch // resolved.pcp_size) in resolved.team_rows,
     )
     token_bytes = kv_bytes_read(
         model, resolved.topology, kv_dtype_bytes=DTYPE_BYTES.get(resolved.kv_dtype, 1)

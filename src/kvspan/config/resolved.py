@@ -7,7 +7,7 @@ import msgspec
 
 from kvspan.config.model import ModelConfig
 from kvspan.layout import CacheLayout
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         split_tokens: new tokens from which on PCP coordinates cut a row; shorter ones stay whole.
         alone_tokens: new tokens from which on they meet to share out a row that has a home.
         together_tokens: latents from which on they share out making keys and values of them.
-        team_rows: rows of each up to which they multiply them together, each with a part of the weights.
+        team_rows: rows of one with which they multiply those of all, each with a part of the weights.
         max_model_len: tokens of prompt and output together.
         max_num_batched_tokens: tokens of a step at the most.
         mixed_chunk_size: those of prompts in a step in which others decode, at the most.
@@ -82,7 +82,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     split_tokens: int
     alone_tokens: int
     together_tokens: int
-    team_rows: int
+    team_rows: Span
     max_model_len: int
     max_num_batched_tokens: int
     mixed_chunk_size: int

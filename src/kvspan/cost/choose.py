@@ -24,13 +24,13 @@ from kvspan.cost.pace import MULTIPLIED_FLOPS, Pace
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
 from kvspan.cost.span import choose_alone, choose_span, choose_spread_every, queries_at_home
-from kvspan.cost.team import choose_team
+from kvspan.cost.team import TeamCost, choose_team
 from kvspan.cost.timed import Timed
 from kvspan.cost.together import choose_together
 from kvspan.cost.weights import WeightDtypes, active_params, rank_weights
 from kvspan.errors import ConfigError
 from kvspan.layout import CacheLayout
-from kvspan.topology import LayoutMode, Topology, check_layout
+from kvspan.topology import LayoutMode, Span, Topology, check_layout
 
 GPU_FRACTION = 0.9
 """Of a GPU, for weights and KV cache; what is left is for activations."""
@@ -144,7 +144,7 @@ class _Choices:
     split_tokens: Choice[int]
     alone_tokens: Choice[int]
     together_tokens: Choice[int]
-    team_rows: Choice[int]
+    team_rows: Choice[Span]
     device: Choice[str]
     comm: Choice[str]
     dtype: Choice[str]
@@ -284,7 +284,7 @@ def _choose_together(given: _Given) -> Choice[int]:
     return choose_together(given.model, given.topology, given.pace, dtype_bytes=given.dtype_bytes)
 
 
-def _choose_team(given: _Given) -> Choice[int]:
+def _choose_team(given: _Given) -> Choice[Span]:
     weights = rank_weights(
         given.model,
         given.topology,
@@ -292,7 +292,8 @@ def _choose_team(given: _Given) -> Choice[int]:
         dtypes=WeightDtypes(),
         expert_parallel=given.asked.enable_expert_parallel,
     )
-    return choose_team(given.model, given.topology, given.pace, weights=weights)
+    device = None if given.timed is None else given.timed.device
+    return choose_team(TeamCost(given.model, given.topology, weights, given.pace, device))
 
 
 def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:

@@ -25,7 +25,7 @@ from kvspan.cost.pace import Pace
 from kvspan.cost.played import can_be_played, is_played
 from kvspan.cost.prefill import PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
-from kvspan.cost.team import most_team_rows
+from kvspan.cost.team import NO_TEAM, TeamCost
 from kvspan.cost.together import least_tokens_together, made_elements
 from kvspan.cost.traffic import (
     LSE_BYTES,
@@ -101,8 +101,14 @@ class StepCost:
         )
         pace = Pace.of_device(on.device, topology)
         self._together_from = least_tokens_together(model, topology, pace, dtype_bytes=ACTIVATION_BYTES)
-        most = most_team_rows(model, topology, pace, weights=self.weights)
-        self._team_rows = most if on.habits.teams else 0
+        team = TeamCost(
+            model,
+            topology,
+            self.weights,
+            Pace.of_device(on.device, topology, played=self._played),
+            on.device,
+        )
+        self._team_rows = team.rows() if on.habits.teams else NO_TEAM
         local_token = kv_bytes_per_local_token(model, topology, kv_dtype_bytes=on.kv_dtype_bytes)
         self._kv_layer_bytes = local_token / model.num_layers
 
@@ -287,7 +293,7 @@ class StepCost:
     def _team_of(self, work: StepWork) -> int:
         """Coordinates that share weights out in a step; 1 = each works alone."""
         p = self.on.topology.pcp_size
-        return p if work.only_decodes and work.busiest_rows(p) <= self._team_rows else 1
+        return p if work.only_decodes and round(work.busiest_rows(p)) in self._team_rows else 1
 
     def _team_s(self, rows: float, team: int) -> float:
         """What it takes a team to bring rows together, and their sums back."""

@@ -18,6 +18,7 @@ from kvspan.cache.table import RankTable
 from kvspan.comm.group import World
 from kvspan.config.model import ModelConfig, parse_model_config
 from kvspan.cost.prefill import FEWEST_BYTES, PrefillRule
+from kvspan.cost.team import NO_TEAM
 from kvspan.layers.linear import Storage
 from kvspan.layout import CacheLayout
 from kvspan.loading.apply import apply
@@ -27,7 +28,7 @@ from kvspan.models.registry import build_model
 from kvspan.request import SamplingParams
 from kvspan.step import NewRequest, Row, Step, pack_tokens
 from kvspan.testing.ranks import Call, CountingGroup, CountingWorld, run_ranks, shared_worlds
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 from kvspan.worker.batch import Mirrors, build_batch
 from kvspan.worker.output import restored
 from kvspan.worker.runner import Runner
@@ -57,7 +58,7 @@ class ForwardCase:
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates ...
         alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
         together_tokens: latents from which on coordinates make keys and values of them together.
-        team_rows: rows of each coordinate up to which they multiply them as a team.
+        team_rows: rows of the fullest coordinate with which they multiply all rows as a team.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -75,7 +76,7 @@ class ForwardCase:
     least_tokens_to_split: int = 1
     alone_tokens: int = sys.maxsize
     together_tokens: int = sys.maxsize
-    team_rows: int = 0
+    team_rows: Span = NO_TEAM
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES

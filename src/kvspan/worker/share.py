@@ -28,7 +28,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.prefill import PrefillRule
 from kvspan.layout import Chunk, zigzag
 from kvspan.step import Row
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 
 Numbers = NDArray[np.int64]
 
@@ -124,7 +124,7 @@ class Shares:
         *,
         num_homes: int,
         least_tokens: int,
-        team_rows: int,
+        team_rows: Span,
     ) -> Self:
         """Deals the rows of a step out, as one rank sees it.
 
@@ -135,7 +135,7 @@ class Shares:
             rank: which of them.
             num_homes: P, or W where the ranks of a DCP group are homes, or 1 where nothing is.
             least_tokens: new tokens from which on a row is cut.
-            team_rows: rows of each coordinate up to which they multiply them as a team.
+            team_rows: rows of the fullest coordinate with which they multiply all rows as a team.
         """
         sizes = np.array([row.num_tokens for row in rows], np.int64)
         starts = np.array([row.start for row in rows], np.int64)
@@ -150,7 +150,7 @@ class Shares:
             topology.dcp_rank(rank) % num_homes,
             topology.dcp_size > 1,
             np.cumsum(sizes) - sizes - starts,
-            _team(rows, travelling, staying, most=team_rows),
+            _team(rows, travelling, staying, team_rows),
         )
 
     @cached_property
@@ -288,10 +288,9 @@ def _team(
     rows: Sequence[Row],
     travelling: Sequence[Sequence[Part]],
     staying: Sequence[Sequence[Part]],
-    *,
-    most: int,
+    paying: Span,
 ) -> tuple[int, ...]:
-    """What each coordinate brings to a team; empty = none is worth it: one has over `most` rows.
+    """What each coordinate brings to a team; empty = each works alone.
 
     Where all rows decode it is equally many of each, so that steps have few shapes and each of them is
     soon recorded (`worker.runner`): the missing ones are idle.
@@ -301,7 +300,7 @@ def _team(
     sizes = [sum(p.num_tokens for p in (*a, *b)) for a, b in zip(travelling, staying, strict=True)]
     if all(row.num_tokens == 1 for row in rows):
         sizes = [max(sizes)] * len(sizes)
-    return tuple(sizes) if 0 < max(sizes) <= most else ()
+    return tuple(sizes) if max(sizes) in paying else ()
 
 
 def deal(

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from kvspan.cost.prefill import PrefillRule
 from kvspan.cost.rows import least_tokens_to_split
+from kvspan.cost.team import NO_TEAM
 from kvspan.step import Row
-from kvspan.topology import Topology
+from kvspan.topology import Span, Topology
 from kvspan.worker.share import Homes, Part, Parts, Shares, deal, shared_out
 
 ROWS = st.lists(
@@ -61,7 +62,9 @@ def test_shares_of_a_rank(rows: list[Row], pcp_size: int, least: int, data: st.D
     homes = data.draw(homes_of(rows, pcp_size))
     rank = data.draw(st.integers(0, pcp_size - 1))
     topology = Topology(pcp_size=pcp_size, dcp_size=pcp_size)
-    shares = Shares.of(rows, homes, topology, rank, num_homes=pcp_size, least_tokens=least, team_rows=0)
+    shares = Shares.of(
+        rows, homes, topology, rank, num_homes=pcp_size, least_tokens=least, team_rows=NO_TEAM
+    )
     tokens = [(r.request_id, t) for r in rows for t in range(r.start, r.start + r.num_tokens)]
     places = [shares.places(shares.parts_of(c)) for c in range(pcp_size)]
     assert sorted(i for its in places for i in its) == list(range(len(tokens)))
@@ -73,22 +76,27 @@ def test_shares_of_a_rank(rows: list[Row], pcp_size: int, least: int, data: st.D
     assert shares.row_sizes == tuple(len(tokens_of(list(its))) for its in shares.travelling)
 
 
-@given(rows=ROWS, pcp_size=st.integers(1, 8), most=st.integers(0, 40), data=st.data())
+@given(
+    rows=ROWS,
+    pcp_size=st.integers(1, 8),
+    paying=st.tuples(st.integers(1, 5), st.integers(0, 40)),
+    data=st.data(),
+)
 def test_all_coordinates_agree_on_what_each_brings_to_a_team(
-    rows: list[Row], pcp_size: int, most: int, data: st.DataObject
+    rows: list[Row], pcp_size: int, paying: tuple[int, int], data: st.DataObject
 ) -> None:
     """Its own rows, or as many as the fullest one where all rows decode; the missing ones are idle."""
     rows = numbered(rows)
     homes = data.draw(homes_of(rows, pcp_size))
     topology = Topology(pcp_size=pcp_size, dcp_size=pcp_size)
-    most = 0 if pcp_size == 1 else most
+    team_rows = Span(paying[0], sum(paying))
     shares = [
-        Shares.of(rows, homes, topology, rank, num_homes=pcp_size, least_tokens=4, team_rows=most)
+        Shares.of(rows, homes, topology, rank, num_homes=pcp_size, least_tokens=4, team_rows=team_rows)
         for rank in range(pcp_size)
     ]
     own = [its.own_parts.num_tokens for its in shares]
     assert len({its.team for its in shares}) == 1
-    if not 0 < max(own) <= most:
+    if pcp_size == 1 or max(own) not in team_rows:
         assert shares[0].team == ()
         assert [its.num_idle for its in shares] == [0] * pcp_size
     elif {row.num_tokens for row in rows} == {1}:
@@ -155,7 +163,9 @@ def test_ranks_that_are_homes_take_all_rows_through_the_network(
     num_tokens = sum(row.num_tokens for row in rows)
     attended: list[int] = []
     for rank in range(num_homes):
-        shares = Shares.of(rows, homes, topology, rank, num_homes=num_homes, least_tokens=1, team_rows=9)
+        shares = Shares.of(
+            rows, homes, topology, rank, num_homes=num_homes, least_tokens=1, team_rows=Span(1, 9)
+        )
         assert shares.places(shares.network_parts).tolist() == list(range(num_tokens))
         spread, alone = shares.travelling[0], shares.staying[rank]
         assert tokens_of(shares.own_parts.parts) == tokens_of([*spread, *shares.local_parts])
@@ -174,7 +184,9 @@ def test_few_rows_that_decode_at_homes_are_all_attended_for(
     rows = [Row(i, 10 * i + 3, n, True) for i, n in enumerate(sizes[: len(homes)])]
     topology = Topology(tp_size=2, dcp_size=2)
     for rank in range(2):
-        shares = Shares.of(rows, homes, topology, rank, num_homes=2, least_tokens=1, team_rows=9)
+        shares = Shares.of(
+            rows, homes, topology, rank, num_homes=2, least_tokens=1, team_rows=Span(1, 9)
+        )
         whose = range(2) if None not in homes and max(r.num_tokens for r in rows) == 1 else [rank]
         wanted = [i for i, home in enumerate(homes) if home in whose]
         assert [part.row for part in shares.local_parts] == wanted
