@@ -6,7 +6,6 @@ share the steps. Knows no order of arrival and no variance: the simulator does.
 """
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 from kvspan.cost.steptime import StepCost
 from kvspan.cost.work import StepWork, decode_work
@@ -86,7 +85,10 @@ def steady_state(
     rate = decoding / load.output_tokens / step_s
     by_others = with_chunk * (running - 1) / running  # nobody decodes beside their own prompt
     tpot_s = (1 - by_others) * plain + by_others * mixed
-    prompt_s = ceil(computed / chunk) * mixed
+    full, left = divmod(computed, chunk) if chunk < computed else (1, 0)
+    prompt_s = full * mixed
+    if left:  # of a prompt its last tokens take a step of their own, however few they are
+        prompt_s += beside + _chunk_s(cost, hits + computed - left, left, left)
     return Steady(
         concurrency=concurrency,
         running=running,
@@ -121,7 +123,7 @@ def _decoding(running: int, computed: int, output: int, budget: int) -> float:
     return decoding
 
 
-def _chunk_s(cost: StepCost, hits: int, computed: int, chunk: float) -> float:
+def _chunk_s(cost: StepCost, hits: float, computed: float, chunk: float) -> float:
     """Seconds by which a chunk of prompts makes a step longer."""
     prompts = max(chunk / computed, 1.0)
     tokens = chunk / prompts  # of each prompt in the step

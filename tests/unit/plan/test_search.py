@@ -267,3 +267,10 @@ def test_one_kv_head_whatever_kimis_config_says() -> None:
     found = plan(model="kimi-k2.6", hardware="GB300", input=1000, output=10)
     spread = next(p for p in found.planned if p.candidate.layout == "-tp 8 -dcp 8")
     assert spread.capacity.kv_bytes_per_token == 70272 / 8
+
+
+def test_a_prompt_that_is_hardly_longer_than_a_step_takes_hardly_longer() -> None:
+    """Its last tokens take a step of their own, which is as short as a step that decodes."""
+    load = {"model": "Llama-3.1-8B", "hardware": "B200-SXM", "gpus": 1, "input": 8192, "concurrency": 2}
+    held, over = (plan(**load, max_num_batched_tokens=n).planned[0].best.steady for n in (8400, 8192))
+    assert held.ttft_s < over.ttft_s < 1.2 * held.ttft_s
