@@ -121,7 +121,7 @@ def measure(
     return Measured(
         homes=homes,
         comm=elastic[0].comm,
-        cache_tokens=plan.rank_tokens,
+        cache_tokens=plan.rank_tokens(elastic[0].block_size),
         curve=curve,
         traffic=tuple(traffic),
     )

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 
 from kvspan.bench.answered import MOST_TAIL
 from kvspan.bench.elastic import CurvePoint, Home, Measured
-from kvspan.bench.elastic_traffic import Traffic
+from kvspan.bench.elastic_traffic import LONG_TOKENS, Traffic
 from kvspan.bench.figures import Latencies
 from kvspan.bench.rivals import ELASTIC, REPLICAS, STATIC
 from kvspan.report.page import Code, Heading, Part, Plots, Text, page
 from kvspan.report.plots import Line, Plot
 from kvspan.report.table import TextTable, number, share
-from kvspan.trace.stats import Spread
+from kvspan.trace.stats import K, Spread
 
 Who = tuple[str, str]
 """A rival's kind, and its layout."""
@@ -23,6 +23,23 @@ _HOW = (
     "decoded token over made-up keys, at the median step; traffic is a trace, by users who ask again "
     "when they are answered, or at a rate. Output tokens a second are of whole answers, over the time "
     "from the first request to the last answer."
+)
+_CURVE_NOTE = (
+    "TPOT: the median step; times replicas: it over theirs, the median of the rounds, and the highest "
+    "beside it; exchange: ranks met in attention."
+)
+_TRAFFIC_NOTE = (
+    "tok/s: output of whole answers, until the last one; until last sent: of what came while requests "
+    "did; time after it: its share; output refused: share of the output asked for; good req/s: answers "
+    "within --ttft and --tpot; left home: requests whose home was full."
+)
+_WAITING_NOTE = (
+    f"TTFT: time to the first token; TPOT: of a token after it; long: {LONG_TOKENS // K}K tokens and "
+    "more, before scaling."
+)
+_STEPS_NOTE = (
+    "exchange: ranks met in attention; ms: of the mean step, with one and without; sharing a prompt: "
+    "PCP coordinates computed parts of it."
 )
 
 
@@ -96,8 +113,12 @@ def curve_table(measured: Measured) -> TextTable:
         for p in measured.curve
     ]
     batch = measured.curve[0].batch if measured.curve else 0
-    columns = ("context", "rival", "TPOT, ms", "p90", "/ replicas", "worst", "steps with exchange")
-    return TextTable(f"{title_of(measured)}: TPOT, {batch} sequences", columns, rows)
+    columns = (
+        "context", "rival", "TPOT, ms", "p90, ms", "times replicas", "in the worst round",
+        "steps with exchange",
+    )  # fmt: skip
+    title = f"{title_of(measured)}: time of a token (TPOT), {batch} sequences"
+    return TextTable(title, columns, rows, _CURVE_NOTE)
 
 
 def traffic_tables(measured: Measured, trace: str) -> list[TextTable]:
@@ -110,70 +131,79 @@ def traffic_table(measured: Measured, trace: str) -> TextTable:
     rows = [(called(measured, who), *_given(_of(measured, trace, who))) for who in rivals_of(measured)]
     title = f"{title_of(measured)}: {trace} traffic, {measured.cache_tokens:,} tokens of cache a rank"
     columns = (
-        "rival", "tok/s", "while asked", "tail", "answered", "refused", "of output", "good req/s",
-        "preempted", "spilled",
+        "rival", "tok/s", "tok/s until last sent", "time after it", "answered", "refused",
+        "output refused", "good req/s", "preempted", "left home",
     )  # fmt: skip
-    return TextTable(title, columns, rows)
+    return TextTable(title, columns, rows, _TRAFFIC_NOTE)
 
 
 def latency_table(measured: Measured, trace: str) -> TextTable:
-    """What users of short and of long prompts waited for, medians of the rounds."""
-    columns = ("rival", "prompts", "answers", "TTFT p50, ms", "p99", "TPOT p50, ms", "p99")
-    rows = []
-    for who in rivals_of(measured):
-        rounds, name = _of(measured, trace, who), called(measured, who)
-        rows.append((name, "short", *_waits([t.short for t in rounds])))
-        rows.append((name, "long", *_waits([t.long for t in rounds])))
-    return TextTable(f"{title_of(measured)}: {trace} traffic, waiting", columns, rows)
+    """What users of short and of long prompts waited for, medians of the rounds; of what a trace has."""
+    columns = (
+        "rival", "prompts", "answers", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms",
+    )  # fmt: skip
+    lengths: dict[str, Callable[[Traffic], Latencies]] = {
+        "short": lambda t: t.short,
+        "long": lambda t: t.long,
+    }
+    everybody = [t for t in measured.traffic if t.trace == trace]
+    rows = [
+        (called(measured, who), name, *_waits([of(t) for t in _of(measured, trace, who)]))
+        for who in rivals_of(measured)
+        for name, of in lengths.items()
+        if any(of(t).num_requests for t in everybody)
+    ]
+    return TextTable(f"{title_of(measured)}: {trace} traffic, waiting", columns, rows, _WAITING_NOTE)
 
 
 def steps_table(measured: Measured, trace: str) -> TextTable:
     """What steps each rival's engines made, medians of the rounds."""
-    columns = ("rival", "steps", "with exchange", "its ms", "without, ms", "prompt shared")
+    columns = ("rival", "steps", "with exchange", "ms with", "ms without", "sharing a prompt")
     rows = [(called(measured, who), *_stepped(_of(measured, trace, who))) for who in rivals_of(measured)]
-    return TextTable(f"{title_of(measured)}: {trace} traffic, steps", columns, rows)
+    return TextTable(f"{title_of(measured)}: {trace} traffic, steps", columns, rows, _STEPS_NOTE)
 
 
 def verdicts(measured: Measured) -> list[str]:
-    """Elastic beside each rival, a sentence a trace and layout; then what stands in the way of trust."""
+    """Of each trace: who refused what, elastic beside its rivals, what stands in the way of trust."""
     said = []
     for trace in dict.fromkeys(t.trace for t in measured.traffic):
-        said += [_verdict(measured, trace, home) for home in measured.homes]
-        said += _losses(measured, trace) + _tails(measured, trace)
+        refusals = _refusals(measured, trace)
+        counted = "counting only what was answered, " if refusals else ""
+        said += refusals
+        said += [_verdict(measured, trace, home, counted) for home in measured.homes]
+        said += _tails(measured, trace)
     return said
 
 
-def _verdict(measured: Measured, trace: str, home: Home) -> str:
-    """Elastic of a layout beside static of it and replicas, and what the share of exchanges allows."""
+def _verdict(measured: Measured, trace: str, home: Home, counted: str) -> str:
+    """Elastic of a layout beside static of it and replicas."""
     mine, static = (ELASTIC, home.layout), (STATIC, home.layout)
     rounds = _of(measured, trace, mine)
     sentence = (
-        f"{trace} traffic over {measured.comm}: {called(measured, mine)} gives "
+        f"{trace} traffic over {measured.comm}: {counted}{called(measured, mine)} gives "
         f"{speed_ratio(measured, trace, mine, static):.2f} times the output of static and "
         f"{speed_ratio(measured, trace, mine, (REPLICAS, '')):.2f} times that of replicas; "
         f"{statistics.median(t.exchange_share for t in rounds):.1%} of its steps had an exchange"
     )
-    if bounds := [t.bound for t in rounds if t.bound is not None]:
-        sentence += (
-            f", which makes its mean step at most {statistics.median(bounds):.2f} times as fast as "
-            "if all had one"
-        )
     if (waits := long_tpot_ratio(measured, trace, home.layout)) is not None:
         sentence += f"; the p99 TPOT of its long requests is {waits:.2f} times that of static"
     return sentence + "."
 
 
-def _losses(measured: Measured, trace: str) -> list[str]:
-    """What replicas refuse."""
-    rounds = _of(measured, trace, (REPLICAS, ""))
-    refused = statistics.median(t.found.num_errors for t in rounds)
-    if not refused:
-        return []
-    lost = statistics.median(t.refused_share for t in rounds)
-    return [
-        f"{trace} traffic over {measured.comm}: replicas refused {refused:.0f} requests, {lost:.1%} of "
-        "the output asked for, which no rank holds alone."
-    ]
+def _refusals(measured: Measured, trace: str) -> list[str]:
+    """What each rival refused, a sentence for each that did."""
+    said = []
+    for who in rivals_of(measured):
+        rounds = _of(measured, trace, who)
+        if refused := statistics.median(t.found.num_errors for t in rounds):
+            lost = statistics.median(t.refused_share for t in rounds)
+            requests = "1 request" if refused == 1 else f"{refused:.0f} requests"
+            why = ", which no rank holds alone" if who[0] == REPLICAS else ""
+            said.append(
+                f"{trace} traffic over {measured.comm}: {called(measured, who)} refused {requests}, "
+                f"{lost:.1%} of the output asked for{why}."
+            )
+    return said
 
 
 def _tails(measured: Measured, trace: str) -> list[str]:

@@ -35,7 +35,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         found: the usual figures; throughput in it is of the time in which requests came.
         long: latencies of requests with long prompts.
         short: of the others.
-    num_steps: of all engines.
+        num_steps: of all engines.
         exchange_steps: those of them with a request on several ranks.
         shared_steps: those in which coordinates handed new keys of prompts round.
         plain_step_ms: mean time of a step without one; None = there was none.
@@ -65,15 +65,6 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         """Of its steps, those with a request on several ranks."""
         return self.exchange_steps / max(self.num_steps, 1)
 
-    @property
-    def bound(self) -> float | None:
-        """How many times faster its mean step is than if all had an exchange; None = nobody knows."""
-        if self.plain_step_ms is None or self.exchange_step_ms is None:
-            return None
-        share = self.exchange_share
-        mean_ms = share * self.exchange_step_ms + (1 - share) * self.plain_step_ms
-        return self.exchange_step_ms / mean_ms
-
 
 def replays(
     layouts: Sequence[Layout], plan: Plan, name: str, *, told: Callable[[str], None]
@@ -90,7 +81,7 @@ def replays(
         ConfigError: a rival cannot run, or the caches together do not hold a request.
     """
     trace = plan.trace(name)
-    named = [_under_traffic(rival, trace, plan.users, plan.rank_tokens) for rival in turns(layouts)]
+    named = [_under_traffic(rival, trace, plan) for rival in turns(layouts)]
     with fleets(named) as running:
         for fleet in running:  # what runs for the first time takes longer
             begin = Trace(trace.rows[:2], trace.block_tokens)
@@ -117,21 +108,20 @@ def replays(
                 )
 
 
-def _under_traffic(rival: Rival, trace: Trace, users: int, cache_tokens: int) -> Rival:
+def _under_traffic(rival: Rival, trace: Trace, plan: Plan) -> Rival:
     """A rival with a cache of equal bytes a rank. A replica refuses what it cannot hold at all."""
     longest = max(row.input_length + row.output_length for row in trace.rows)
-    asked = [{**each, "max_num_seqs": users} for each in rival.engines]
+    asked = [{**each, "max_num_seqs": plan.users} for each in rival.engines]
     resolved, _ = resolve_engine(EngineConfig.from_mapping(asked[0]))
-    block = resolved.block_size
-    whole_blocks = -(-cache_tokens // block) * block
+    cache_tokens = plan.rank_tokens(resolved.block_size)
     size = kv_bytes_per_token(resolved.model_config, kv_dtype_bytes=KV_DTYPE_BYTES[resolved.kv_dtype])
-    holds = whole_blocks * (resolved.dcp_size if rival.kind != REPLICAS else 1)
+    holds = cache_tokens * (resolved.dcp_size if rival.kind != REPLICAS else 1)
     if rival.kind != REPLICAS and holds <= longest:
         raise ConfigError(
-            f"--cache-tokens {cache_tokens} on each of {resolved.dcp_size} ranks do not hold the "
-            f"longest request of {longest} tokens: raise it, or raise --scale."
+            f"{cache_tokens} tokens of cache (--cache-tokens) on each of {resolved.dcp_size} ranks do "
+            f"not hold the longest request of {longest} tokens: raise it, or raise --scale."
         )
-    limits = {"kv_cache_memory": whole_blocks * size, "max_model_len": min(longest + 1, holds)}
+    limits = {"kv_cache_memory": cache_tokens * size, "max_model_len": min(longest + 1, holds)}
     return replace(rival, engines=[{**each, **limits} for each in asked])
 
 

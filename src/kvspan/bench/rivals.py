@@ -22,6 +22,7 @@ from kvspan.trace.row import Trace
 from kvspan.trace.synth import PROFILES, synthesize
 
 REPLICAS, STATIC, ELASTIC = "replicas", "static", "elastic"
+USUAL_TRACES = ("short", "mixed")
 
 Options = Mapping[str, Any]
 Layout = tuple[str, Options]
@@ -65,7 +66,8 @@ class Plan:
         rate_per_s: requests that come in a second, answered or not; None = the loop is closed.
         scale: what lengths of prompts are divided by.
         output_scale: and of outputs.
-        cache_tokens: that the KV cache of a rank holds under traffic; None = the longest prompt.
+        cache_tokens: that the KV cache of a rank holds under traffic, in whole blocks; None = what the
+            longest request of all made-up traces needs (`rank_tokens`).
         stop_s: of a replay.
         bounds: of answers that goodput counts.
         seed: of traces and prompts.
@@ -96,12 +98,22 @@ class Plan:
         """Says which of its requests is sent when."""
         return ClosedLoop(trace, users=self.users) if self.rate_per_s is None else OpenLoop(trace)
 
-    @property
-    def rank_tokens(self) -> int:
-        """That the KV cache of a rank holds under traffic."""
-        names = self.traces or ("mixed",)
-        longest = max(row.input_length for name in names for row in self.trace(name).rows)
-        return longest if self.cache_tokens is None else self.cache_tokens
+    def rank_tokens(self, block: int) -> int:
+        """That the KV cache of a rank holds under traffic, in whole blocks.
+
+        Unless it was asked for, the longest request fits with its answer: of the traces that are
+        replayed, and of the usual ones where they are not, so that each trace has the same cache.
+
+        Args:
+            block: tokens of one.
+        """
+        tokens = self.cache_tokens
+        if tokens is None:
+            names = dict.fromkeys((*USUAL_TRACES, *self.traces))
+            tokens = max(
+                row.input_length + row.output_length for n in names for row in self.trace(n).rows
+            )
+        return -(-tokens // block) * block
 
 
 def rivals(options: Options) -> dict[str, list[dict[str, Any]]]:

@@ -69,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     traffic.add_argument(
         "--cache-tokens",
         type=int,
-        help="that the KV cache of a rank holds under traffic (the longest prompt)",
+        help="that the KV cache of a rank holds under traffic, in whole blocks (the longest prompt with "
+        "its answer, of short and of mixed traffic, whichever are replayed)",
     )
     traffic.add_argument(
         "--duration", type=float, default=300.0, help="seconds after which a replay is ended (300)"

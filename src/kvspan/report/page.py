@@ -17,6 +17,7 @@ caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { padding: .2rem .7rem; text-align: right; border-bottom: 1px solid #8884; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 .table { overflow-x: auto; }
+.note { font-size: .85em; margin-top: -.7rem; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; }
 .plots > * { background: #fff; border-radius: 6px; flex: 1 1 26rem; max-width: 40rem; }
 .plots svg { width: 100%; height: auto; }
@@ -121,4 +122,5 @@ def _table(table: TextTable) -> str:
     )
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     content = f"{caption}<thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
-    return f'<div class="table"><table>{content}</table></div>'
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return f'<div class="table"><table>{content}</table>{note}</div>'

@@ -19,15 +19,22 @@ class TextTable:
         title: what it shows; may be empty.
         columns: their headings; the first one's cells are names, the others' are figures.
         rows: as many cells each as there are columns.
+        note: says under it what headings mean; may be empty.
     """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    note: str = ""
 
     def rich(self) -> Table:
         """For a terminal."""
-        table = Table(title=self.title or None, title_justify="left")
+        table = Table(
+            title=self.title or None,
+            title_justify="left",
+            caption=self.note or None,
+            caption_justify="left",
+        )
         for index, column in enumerate(self.columns):
             table.add_column(column, justify="right" if index else "left", no_wrap=not index)
         for row in self.rows:

@@ -282,14 +282,42 @@ def test_a_long_tail_is_warned_of() -> None:
 def test_a_rival_is_judged_by_whole_answers_and_not_by_the_time_in_which_requests_came() -> None:
     found = by_hand(output_tokens_per_s=6.3)
     assert any("elastic gives 2.00 times the output of static" in said for said in verdicts(found))
+    assert traffic_table(found, "mixed").note
     cells = {row[0]: row for row in traffic_table(found, "mixed").rows}
     columns = traffic_table(found, "mixed").columns
     assert cells[ELASTIC][columns.index("tok/s")] == "6.3"
     assert cells[STATIC][columns.index("refused")] == "1"
-    assert cells[STATIC][columns.index("of output")] == "25.0%"
+    assert cells[STATIC][columns.index("output refused")] == "25.0%"
     waits = {row[:2]: row[2:] for row in latency_table(found, "mixed").rows}
     assert waits[STATIC, "long"] == ("1", "1,000", "1,000", "475.0", "475.0")
     assert waits[STATIC, "short"][0] == "2"
+
+
+def test_who_refused_is_said_before_ratios_of_what_was_answered() -> None:
+    refused, ratio = verdicts(by_hand())[2:4]
+    assert "elastic refused 1 request, 25.0% of the output asked for." in refused
+    assert "counting only what was answered, elastic gives" in ratio
+    found = by_hand()
+    all_served = [
+        msgspec.structs.replace(t, found=msgspec.structs.replace(t.found, num_errors=0))
+        for t in found.traffic
+    ]
+    said = verdicts(msgspec.structs.replace(found, traffic=tuple(all_served)))
+    assert said[0].startswith("mixed traffic over shm: elastic gives")
+    assert not any("refused" in sentence for sentence in said)
+
+
+def test_lengths_that_a_trace_has_not_are_not_shown() -> None:
+    found = by_hand()
+    none = latencies([], (0.0, 9.0))
+    short = [msgspec.structs.replace(t, long=none) for t in found.traffic]
+    some = [*short[:2], found.traffic[2]]
+    shown = {row[1] for row in latency_table(found, "mixed").rows}
+    assert shown == {"short", "long"}
+    rows = latency_table(msgspec.structs.replace(found, traffic=tuple(short)), "mixed").rows
+    assert [row[1] for row in rows] == ["short"] * 3
+    rows = latency_table(msgspec.structs.replace(found, traffic=tuple(some)), "mixed").rows
+    assert (REPLICAS, "long", "0", "-", "-", "-", "-") in rows  # who refused them is seen to
 
 
 def test_layouts_of_as_many_ranks_share_replicas() -> None:
@@ -312,8 +340,24 @@ def test_a_plan_asks_in_a_closed_loop_or_at_the_times_of_a_trace() -> None:
     assert len(at_a_rate.schedule(trace).take(1e9)) == 10
     seconds = (trace.rows[-1].timestamp_ms - trace.rows[0].timestamp_ms) / 1e3
     assert 2.5 < seconds <= 5  # 10 requests at 2 a second
-    assert closed.rank_tokens == 400
-    assert small_plan(cache_tokens=None).rank_tokens == max(row.input_length for row in trace.rows)
+
+
+@pytest.mark.parametrize("traces", [("short",), ("mixed",), ("short", "mixed"), ()])
+def test_a_rank_holds_the_longest_request_with_its_answer_whatever_is_replayed(
+    traces: tuple[str, ...],
+) -> None:
+    plan = small_plan(cache_tokens=None, traces=traces, scale=64, output_scale=1)
+    requests = [r.input_length + r.output_length for n in ("short", "mixed") for r in plan.trace(n).rows]
+    assert max(requests) <= plan.rank_tokens(16) < max(requests) + 16
+    assert plan.rank_tokens(16) % 16 == 0
+    assert replace(plan, cache_tokens=395).rank_tokens(16) == 400
+
+
+def test_a_rank_holds_a_request_of_any_trace_that_is_replayed() -> None:
+    plan = small_plan(cache_tokens=None, traces=("agentic",))
+    assert plan.rank_tokens(8) >= max(
+        r.input_length + r.output_length for r in plan.trace("agentic").rows
+    )
 
 
 @pytest.mark.parametrize(
