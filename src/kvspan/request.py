@@ -232,15 +232,18 @@ Rule = Callable[[str, Any], Any]
 
 def _whole(low: int, high: int = _MAX_INT64, *, optional: bool = False) -> Rule:
     """A whole number in [low, high]; None too if `optional`."""
-    limits = f"of at least {low}" if high == _MAX_INT64 else f"in [{low}, {high}]"
-    wanted = "a whole number " + ("of 64 bits" if low == _MIN_INT64 else limits)
+    open_end, any_int64 = high == _MAX_INT64, low == _MIN_INT64
+    limits = f"of at least {low}" if open_end else f"in [{low}, {high}]"
+    wanted = "a whole number " + ("of 64 bits" if any_int64 else limits)
 
     def rule(name: str, value: Any) -> int | None:
         if optional and value is None:
             return None
         number = _index(value)
         if number is None or not low <= number <= high:
-            raise RequestError(f"{name} must be {wanted}, got {_shown(value)}.")
+            over = open_end and not any_int64 and number is not None and number > high
+            bound = f"a whole number of at most {high}" if over else wanted
+            raise RequestError(f"{name} must be {bound}, got {_shown(value)}.")
         return number
 
     return rule

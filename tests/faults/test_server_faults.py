@@ -169,7 +169,7 @@ def test_a_killed_engine_is_started_again_and_its_streams_go_on(server: Running)
     assert not alive
     server.await_metric("kvspan_engine_ready", 1)
     server.await_said("was killed by signal 9 (Killed); if nobody did that, memory may have run out.")
-    server.await_said("It is being started again.")
+    server.await_said("The engine is being started again.")
     server.await_said("It works again.")
     again = Streams(server, num_tokens=20)
     again.start()
@@ -218,6 +218,7 @@ def test_the_first_sigterm_drains_and_the_second_ends(server: Running) -> None:
             pass
         refused = client.post("/v1/completions", json={"prompt": "x"})
     assert refused.status_code == 503
+    server.await_said(f"Draining: {len(PROMPTS)} request(s) running; Ctrl-C again ends them.")
     assert "retry-after" in refused.headers
     streams.join(60)
     assert streams.errors == {}
@@ -236,4 +237,5 @@ def test_the_second_sigterm_ends_what_runs(server: Running) -> None:
             pass
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(20) == 0
+    server.await_said(f"Ending: {len(PROMPTS)} request(s) are cut off.")
     streams.join(20)

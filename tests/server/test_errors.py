@@ -141,6 +141,20 @@ def test_a_role_that_nobody_has(server: Running, path: str, body: dict[str, Any]
 
 
 @pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"role": 7, "content": "x"}, ("messages[0].role must be text, one of system, ", "got 7.")),
+        ({"content": "x"}, ("messages[0] has no role: it is one of system, ", "tool.")),
+    ],
+    ids=["a number", "none"],
+)
+def test_a_role_that_is_no_word(server: Running, message: dict[str, Any], says: tuple[str, str]) -> None:
+    told = refused(server, "chat/completions", {"messages": [message]})["message"]
+    assert told.startswith(says[0])
+    assert told.endswith(says[1])
+
+
+@pytest.mark.parametrize(
     ("content", "says"),
     [
         (b"", "The body is empty: send a JSON object with the header Content-Type: application/json."),

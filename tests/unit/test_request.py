@@ -41,6 +41,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("logit_bias", {-1: 1}, "logit_bias has -1, which is not a token id."),
     ("logit_bias", [5], "logit_bias must map token ids to numbers, got [5]."),
     ("max_tokens", 0, "max_tokens must be a whole number of at least 1, got 0."),
+    (
+        "max_tokens",
+        99999999999999999999,
+        "max_tokens must be a whole number of at most 9223372036854775807, got 99999999999999999999.",
+    ),
     ("min_tokens", -1, "min_tokens must be a whole number of at least 0, got -1."),
     (
         "min_tokens",

@@ -5,11 +5,26 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Console
 
+from kvspan.config.engine import ENGINE_OPTIONS
+from kvspan.config.options import as_flag
 from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import format_bytes
+from kvspan.cost.latents import NEVER
 from kvspan.cost.memory import CachePlan
 from kvspan.engine.core import EngineCore
 from kvspan.step import RankReport
+from kvspan.topology import Span
+
+_OPTIONS = {option.name: option.name for option in ENGINE_OPTIONS} | {
+    "interleave": "cp_kv_cache_interleave_size",
+    "exchange": "dcp_comm_backend",
+    "replicate_q": "dcp_q_replicate",
+    "span_threshold": "dcp_span_threshold",
+    "kv_dtype": "kv_cache_dtype",
+    "executor": "distributed_executor_backend",
+    "kv_fraction": "gpu_memory_utilization",
+}
+"""Options that say what a choice is, by its name in `Resolved`; docs/serving.md tells of the others."""
 
 
 def stderr_console() -> Console:
@@ -18,7 +33,7 @@ def stderr_console() -> Console:
 
 
 def print_choices(console: Console, resolved: Resolved) -> None:
-    """Prints what will run, with the reason of each choice that nobody made."""
+    """Prints what will run, with the reason of each choice that nobody made, under its flag."""
     console.print(
         f"{resolved.model}: {resolved.topology.world_size} rank(s), {resolved.topology.flags}, "
         f"blocks of {resolved.block_size} tokens",
@@ -26,10 +41,24 @@ def print_choices(console: Console, resolved: Resolved) -> None:
     )
     values = msgspec.structs.asdict(resolved)
     for name, why in resolved.why.items():
-        value = f" {values[name]}" if name in values else ""
-        console.print(f"  {name}{value}: {why}", markup=False, style="dim")
+        said = as_flag(_OPTIONS[name]) if name in _OPTIONS else name
+        value = f" {_shown(values[name])}" if name in values else ""
+        console.print(f"  {said}{value}: {why}", markup=False, style="dim")
     for note in resolved.notes:
         console.print(f"  note: {note}", markup=False)
+
+
+def _shown(value: object) -> str:
+    """A choice as a reader of a flag's help would spell it."""
+    match value:
+        case bool():
+            return "on" if value else "off"
+        case Span() if not value.size:
+            return "none"
+        case Span():
+            return f"{value.start} to {value.stop - 1}"
+        case _:
+            return "never" if value == NEVER else f"{value}"
 
 
 def print_capacity(console: Console, core: EngineCore) -> None:

@@ -136,8 +136,9 @@ def choose_alone(
     tokens = math.ceil(WORTH_MEETING * meeting_s / (token_s * (1 - 1 / p)))
     return Choice(
         tokens,
-        f"{p} coordinates save {1e3 * tokens * token_s * (1 - 1 / p):.1f} ms of a prompt of {tokens:,} "
-        f"tokens, and meet for {1e3 * meeting_s:.1f} ms over {comm}.",
+        f"the products of {tokens:,} tokens take {1e3 * tokens * token_s:.1f} ms on one of {p} "
+        f"coordinates; sharing them out saves {1e3 * tokens * token_s * (1 - 1 / p):.1f} ms, at least "
+        f"{WORTH_MEETING} times what meeting for it takes over {comm}, {1e3 * meeting_s:.1f} ms.",
     )
 
 

@@ -284,7 +284,6 @@ class Replica:
             self.health.gone = True
             return
         self._leave(error, may_wait=self._died is None)
-        self._tell(f"{error} It is being started again.")
         self.ready = None
         self._restarting = asyncio.get_running_loop().create_task(self._restart())
 
@@ -372,6 +371,7 @@ class Replica:
         """Starts the process again, if need be several times."""
         while self._restarts.take():
             self.health.restarts += 1
+            self._tell(f"{self.health.why} The engine is being started again.")
             await self._reap(0.0)
             try:
                 await self.start()
@@ -384,7 +384,7 @@ class Replica:
                 return
         self.health.gone = True
         self._end_streams(EngineDeadError(self.health.why))
-        self._tell(f"{self.health.why} It is not started again.")
+        self._tell(f"{self.health.why} The engine is not started again: {self._restarts.why_none}.")
 
     async def _reap(self, patience_s: float) -> None:
         process, self._process = self._process, None

@@ -19,6 +19,13 @@ class Restarts:
         self._most, self._clock = most, clock
         self._taken_s: list[float] = []
 
+    @property
+    def why_none(self) -> str:
+        """A clause for when there is none left, with the flag that bounds them."""
+        if not self._most:
+            return "--no-restart says so"
+        return f"there were {self._most} restart(s) in ten minutes (--max-restarts)"
+
     def take(self) -> bool:
         """Takes one; False when there is none left."""
         now_s = self._clock.now_s()

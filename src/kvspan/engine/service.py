@@ -212,7 +212,7 @@ class Service:
     ) -> None:
         self._core, self._executor, self._link = core, executor, link
         self._heart, self._clock = heart, clock
-        self._restarts, self._max_restarts = Restarts(begin.max_restarts, clock), begin.max_restarts
+        self._restarts = Restarts(begin.max_restarts, clock)
         self._profile = begin.profile
         self._profiled_s = self._clock.now_s()
         self._longest_step_s = 0.0
@@ -290,14 +290,15 @@ class Service:
 
     def _given_up(self, loss: EngineDeadError) -> EngineDeadError:
         """The same, and what else there is to do about it than to start the ranks again."""
+        told = f"{loss} Its ranks are not started again: {self._restarts.why_none}."
         if not isinstance(loss, LateError):
-            return loss
+            return EngineDeadError(told)
         seen = "none was in time"
         if self._longest_step_s:
             seen = f"the longest that was in time took {self._longest_step_s:.3g} s"
         return LateError(
-            f"{loss} After {self._max_restarts} restarts in ten minutes it is not tried again. Steps may"
-            f" take more than --step-timeout {self._core.resolved.step_timeout_s:g} ({seen}): raise it."
+            f"{told} Steps may take more than --step-timeout {self._core.resolved.step_timeout_s:g} "
+            f"({seen}): raise it."
         )
 
 

@@ -287,7 +287,7 @@ class Crew:
         """Who is to blame: a rank that ended without a word rather than one that complains of it."""
         silent = [rank for rank in self._ranks if rank.ended and rank.failed is None]
         if silent:
-            sentence = "; ".join(map(_how_it_ended, silent)) + "."
+            sentence = endings_of([(rank.child.rank, rank.exit_code) for rank in silent])
             return RankLost(" ".join([sentence, *(_complaint(f) for f in self._failures[:1])]))
         if self._failures:
             return RankLost(_complaint(self._failures[0]), self._failures[0])
@@ -308,11 +308,14 @@ def _subject(ranks: Sequence[_Rank]) -> str:
     return f"rank {numbers} has" if len(ranks) == 1 else f"ranks {numbers} have"
 
 
-def _how_it_ended(rank: _Rank) -> str:
-    who = f"rank {rank.child.rank}"
-    if rank.exit_code is None:
-        return f"{who} went down with its fork-server"
-    return f"{who} {ending_of(rank.exit_code)}"
+def endings_of(ranks: Sequence[tuple[int, int | None]]) -> str:
+    """A sentence of how some ranks have ended.
+
+    Args:
+        ranks: number and exit code of each; None = nobody knows.
+    """
+    endings = "; ".join(f"rank {rank} {_end_of(exit_code)}" for rank, exit_code in ranks)
+    return f"{endings}{_hint_of(*(exit_code for _, exit_code in ranks))}."
 
 
 def ending_of(exit_code: int) -> str:
@@ -321,10 +324,20 @@ def ending_of(exit_code: int) -> str:
     Args:
         exit_code: of it; of one that a signal has killed, the signal's number below 0.
     """
+    return _end_of(exit_code) + _hint_of(exit_code)
+
+
+def _end_of(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "went down with its fork-server"
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
-    hint = "; if nobody did that, memory may have run out" if exit_code == -signal.SIGKILL else ""
-    return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)}){hint}"
+    return f"was killed by signal {-exit_code} ({signal.strsignal(-exit_code)})"
+
+
+def _hint_of(*exit_codes: int | None) -> str:
+    """What may have killed some of several, said once for all."""
+    return "; if nobody did that, memory may have run out" if -signal.SIGKILL in exit_codes else ""
 
 
 def _complaint(failed: Failed) -> str:

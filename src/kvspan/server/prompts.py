@@ -75,8 +75,10 @@ def render(
 
 def _check_role(role: object, where: str, template: str) -> None:
     """Refuses a role that is neither OpenAI's nor one that the template speaks of."""
-    if not isinstance(role, str):
+    if role is None:
         raise RequestError(f"{where} has no role: it is one of {', '.join(ROLES)}.")
+    if not isinstance(role, str):
+        raise RequestError(f"{where}.role must be text, one of {', '.join(ROLES)}, got {role!r:.60}.")
     if role not in ROLES and f"'{role}'" not in template and f'"{role}"' not in template:
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {role[:60]!r}.")
 

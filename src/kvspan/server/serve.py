@@ -6,6 +6,7 @@ The first SIGTERM or SIGINT lets requests finish and takes no new ones; the seco
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from kvspan.server.http import TimedProtocol
 from kvspan.server.served import Served, all_names
 from kvspan.server.styles import Styles
 from kvspan.server.telemetry import open_traces
+
+logger = logging.getLogger("kvspan.server")
 
 _LOOK_S = 0.1  # between looks at whether everything has finished
 
@@ -153,13 +156,20 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drains at the first signal, and ends at the second."""
-        if self._served.draining:
+        loop = asyncio.get_running_loop()
+        if not self._served.draining:
+            self._served.draining = True
+            loop.call_soon_threadsafe(self._drain)
+        elif not self.force_exit:
             self.should_exit = self.force_exit = True
-            return
-        self._served.draining = True
-        asyncio.get_running_loop().call_soon_threadsafe(self._drain)
+            loop.call_soon_threadsafe(self._tell, "Ending: %d request(s) are cut off.")
+
+    def _tell(self, sentence: str) -> None:
+        """What whoever reads the log has to know; not in a handler, which may interrupt a line."""
+        logger.warning(sentence, self._served.llm.num_unfinished)
 
     def _drain(self) -> None:
+        self._tell("Draining: %d request(s) running; Ctrl-C again ends them.")
         self._ending = asyncio.get_running_loop().create_task(self._end_when_idle())
 
     async def _end_when_idle(self) -> None:

@@ -61,7 +61,7 @@ def test_a_home_computes_prompts_alone_as_long_as_others_would_meet_for_longer_t
         asked = EngineConfig.from_mapping({"model": "m", **HOMES, "dcp_mode": "elastic", "comm": comm})
         resolved = resolve(asked, model, Machine(cores=2))
         assert resolved.alone_tokens == tokens
-        assert f"of {tokens} tokens" in resolved.why["alone_tokens"]
+        assert f"the products of {tokens} tokens take" in resolved.why["alone_tokens"]
 
 
 def test_a_model_whose_steps_cost_far_more_than_an_exchange_has_one_in_each() -> None:

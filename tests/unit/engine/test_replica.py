@@ -33,7 +33,9 @@ def resolved(tmp_path: Path) -> Resolved:
     return resolve_engine(EngineConfig.from_mapping(options))[0]
 
 
-def begun(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: str = "") -> Replica:
+def begun(
+    resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: str = "", max_restarts: int = 0
+) -> Replica:
     """A replica whose engine's first two reports come at once, and then, with last words, its end."""
 
     class Hasty:
@@ -44,6 +46,8 @@ def begun(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: st
 
         async def connect(self) -> None: ...
 
+        async def end(self, _: float) -> None: ...
+
         def tell(self, _: Begin) -> None:
             self._heard(encode(Chosen(resolved, "")))
             self._heard(encode(Ready((), PLAN)))
@@ -53,7 +57,7 @@ def begun(resolved: Resolved, monkeypatch: pytest.MonkeyPatch, *, last_words: st
     monkeypatch.setattr("kvspan.engine.replica.EngineProcess", Hasty)
     clock = WallClock()
     meter = Meter(Registry(), clock)
-    return Replica({"model": resolved.model}, Care(max_restarts=0), clock=clock, meter=meter)
+    return Replica({"model": resolved.model}, Care(max_restarts=max_restarts), clock=clock, meter=meter)
 
 
 def test_reports_that_arrive_in_one_piece_are_all_heard(
@@ -74,3 +78,32 @@ def test_an_engine_that_is_lost_as_soon_as_it_is_ready_is_not_taken_for_ready(
         asyncio.run(replica.start())
     assert not replica.health.ready
     assert not replica.takes_requests
+
+
+@pytest.mark.parametrize(("most", "why"), [(0, "--no-restart"), (1, "1 restart(s) in ten minutes")])
+def test_what_is_not_started_again_says_why(
+    resolved: Resolved,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    most: int,
+    why: str,
+) -> None:
+    replica = begun(resolved, monkeypatch, max_restarts=most)
+
+    async def lose_it() -> None:
+        await replica.start()
+
+        async def fail() -> None:
+            raise EngineDeadError("It fails.")
+
+        monkeypatch.setattr(replica, "start", fail)
+        replica.lost("It has ended.")
+        while not replica.health.gone:
+            await asyncio.sleep(0)
+
+    asyncio.run(lose_it())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == most + 1
+    assert said[:-1] == ["Engine 0: It has ended. The engine is being started again."] * most
+    assert "The engine is not started again: " in said[-1]
+    assert why in said[-1]

@@ -136,7 +136,7 @@ def test_who_is_late_again_and_again_is_told_of_the_flag(
     for end in pipe:
         os.close(end)
     assert len(started) == 1 + 2
-    assert "After 2 restarts in ten minutes it is not tried again." in str(given_up.value)
+    assert "there were 2 restart(s) in ten minutes (--max-restarts)." in str(given_up.value)
     assert f"more than --step-timeout 0.5 ({seen}): raise it." in str(given_up.value)
 
 
