@@ -113,8 +113,8 @@ def _narrow_table(runs: tuple[Narrow, ...], dtype: str) -> Table:
         "",
         title=f"Distance to float32, on its tokens: at most {NARROW_FACTOR} times one rank's",
         title_justify="left",
-        caption="flips: another token is most probable, though float32's leads by over one rank's p99; "
-        "they are rare, and the layout's may be more by three standard deviations (9 beside 0).",
+        caption="flips: another token is most probable, though float32's leads by over one rank's p99: "
+        "rare, so the layout's may exceed one rank's by three standard deviations (9 beside 0).",
         caption_justify="left",
     )
     for run in runs:
