@@ -176,7 +176,7 @@ def verdicts(measured: Measured) -> list[str]:
 
 
 def _verdict(measured: Measured, trace: str, home: Home, counted: str) -> str:
-    """Elastic of a layout beside static of it and replicas."""
+    """Elastic of a layout beside static of it and replicas, and what its share of exchanges allows."""
     mine, static = (ELASTIC, home.layout), (STATIC, home.layout)
     rounds = _of(measured, trace, mine)
     sentence = (
@@ -185,6 +185,11 @@ def _verdict(measured: Measured, trace: str, home: Home, counted: str) -> str:
         f"{speed_ratio(measured, trace, mine, (REPLICAS, '')):.2f} times that of replicas; "
         f"{statistics.median(t.exchange_share for t in rounds):.1%} of its steps had an exchange"
     )
+    if bounds := [t.bound for t in rounds if t.bound is not None]:
+        sentence += (
+            f", so that by leaving exchanges out it can be {statistics.median(bounds):.2f} times as "
+            "fast as with one in every step, and not more"
+        )
     if (waits := long_tpot_ratio(measured, trace, home.layout)) is not None:
         sentence += f"; the p99 TPOT of its long requests is {waits:.2f} times that of static"
     return sentence + "."

@@ -65,6 +65,15 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
         """Of its steps, those with a request on several ranks."""
         return self.exchange_steps / max(self.num_steps, 1)
 
+    @property
+    def bound(self) -> float | None:
+        """Times as fast as it could be if all its steps had an exchange; None = all did, or none."""
+        if self.plain_step_ms is None or self.exchange_step_ms is None:
+            return None
+        share = self.exchange_share
+        mean_ms = share * self.exchange_step_ms + (1 - share) * self.plain_step_ms
+        return self.exchange_step_ms / mean_ms
+
 
 def replays(
     layouts: Sequence[Layout], plan: Plan, name: str, *, told: Callable[[str], None]
