@@ -185,6 +185,7 @@ class _Given:
         topology: Topology,
         mode: LayoutMode,
     ) -> Self:
+        """What follows from the options and the machine alone."""
         device = _choose_device(asked, machine, topology.world_size)
         comm = _choose_comm(asked, machine, device.value)
         dtype = _choose_dtype(asked, model, device.value)
