@@ -63,9 +63,11 @@ def case(
     exchange: str = "a2a",
     experts: bool = False,
     team: int = 0,
+    few: int = 0,
 ) -> ForwardCase:
     return ForwardCase(
         team_rows=Span(1, team + 1),
+        few_rows=Span(1, few + 1),
         exchange=exchange,
         expert_parallel=experts,
         topology=Topology(tp_size=tp, dcp_size=dcp, pcp_size=pcp),
@@ -95,10 +97,12 @@ CASES = {
     "T1-P2-W2-homes": case(1, 2, pcp=2, pools=True),
     "T2-P2-W4-homes": case(2, 4, pcp=2, pools=True),
     "T2-W2-homes": case(2, 2, homes=True),
+    "T2-W2-homes-few": case(2, 2, homes=True, few=8),
     "T1-P2-team": case(1, 1, pcp=2, team=8),
     "T1-P2-W2-team": case(1, 2, pcp=2, team=8),
     "T1-P2-W2-homes-team": case(1, 2, pcp=2, pools=True, team=8),
-    "T2-P2-W4-homes-team-ep": case(2, 4, pcp=2, pools=True, team=8, experts=True),
+    "T1-P2-W2-homes-team-few": case(1, 2, pcp=2, pools=True, team=8, few=8),
+    "T2-P2-W4-homes-team-ep": case(2, 4, pcp=2, pools=True, team=8, few=8, experts=True),
     "T1-P4-W4-homes-team": case(1, 4, pcp=4, pools=True, team=8),
 }
 
@@ -106,6 +110,7 @@ CASES = {
 @pytest.fixture(autouse=True)
 def recorded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "STEPS_BEFORE", 0)
+    monkeypatch.setattr(runner, "LEAST_ROOM", 10)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kvspan.cost.latents import NEVER
 from kvspan.cost.work import StepWork
 from kvspan.plan.simulate import SimulatedRanks
 from kvspan.step import Row, Sampled, Step, StepResult
-from kvspan.worker.share import Homes
+from kvspan.worker.share import FEW_ROWS, Homes
 
 
 class HomeRanks(SimulatedRanks):
@@ -51,6 +51,7 @@ class HomeRanks(SimulatedRanks):
             rule=self._homes.spread.ways.rule,
             split_tokens=NEVER,
             alone_tokens=NEVER,
+            few_rows=FEW_ROWS,
         )
         for row, home in zip(step.rows, homes.of_rows(step.rows, pools_of_rows), strict=True):
             (spread if home is None else local[home]).append(row)

@@ -59,6 +59,7 @@ class ForwardCase:
         alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
         together_tokens: latents from which on coordinates make keys and values of them together.
         team_rows: rows of the fullest coordinate with which they multiply all rows as a team.
+        few_rows: rows of the fullest coordinate, all decoding, with which all travel if one does.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -77,6 +78,7 @@ class ForwardCase:
     alone_tokens: int = sys.maxsize
     together_tokens: int = sys.maxsize
     team_rows: Span = NO_TEAM
+    few_rows: Span = NO_TEAM
     random_pools: bool = False
     ranks_are_homes: bool = False
     prefill_strategy: str = FEWEST_BYTES
@@ -248,6 +250,7 @@ def _shares(step: Step, mirrors: Mirrors, case: ForwardCase, rule: PrefillRule, 
         rule=rule,
         split_tokens=case.least_tokens_to_split,
         alone_tokens=case.alone_tokens,
+        few_rows=case.few_rows,
     )
     pools = [mirrors[row.request_id].table.used_pools for row in step.rows]
     return Shares.of(

@@ -33,6 +33,8 @@ STEPS_BEFORE = 2
 """Of a shape, that run in Python before it is recorded. Recording takes as long as two steps, and
 playing saves a fifth of one (SmolLM2, one thread: 40, 20 and 16 ms), so a shape that hardly comes back
 is not worth it: where requests come and go, and ranks have rows of several kinds, many do not."""
+LEAST_ROOM = 1 << 12
+"""Blocks of tables that a tape has memory for at the least."""
 _MOST_SIGHTINGS = 1024
 """Shapes whose steps are counted, those seen last."""
 MOST_SCORED_ROWS = 16
@@ -145,8 +147,8 @@ class _Shape(NamedTuple):
         team: `Batch.team`.
         row_sizes: `Batch.row_sizes`.
         asking: of each of `Batch.asking` the rows of each rank of its group.
-        rooms: of each of them, blocks of all sequences' tables that there is memory for, a power of two;
-            0 = nobody asks.
+        rooms: of each of them, blocks of all sequences' tables that there is memory for (`_room`); 0 =
+            nobody asks.
     """
 
     num_rows: int
@@ -171,8 +173,19 @@ class _Shape(NamedTuple):
         if not is_decode or batch.token_ids.device.type != "cpu" or native_path().isa is None:
             return None
         sizes = tuple(asking.sizes for asking in batch.asking)
-        rooms = tuple(1 << len(keys.flat.blocks).bit_length() if keys.num_rows else 0 for keys in asked)
+        rooms = tuple(_room(len(keys.flat.blocks)) if keys.num_rows else 0 for keys in asked)
         return cls(num_rows, len(batch.writes.blocks), batch.team, batch.row_sizes, sizes, rooms)
+
+
+def _room(num_blocks: int) -> int:
+    """Blocks that there is memory for where so many are needed: the least, or 16 times that, and so on.
+
+    Growing tables so make another shape of a step but seldom. Memory that nobody touches costs nothing.
+    """
+    room = LEAST_ROOM
+    while room < num_blocks:
+        room *= 16
+    return room
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ ROWS_WORTH_SHARING = 16
 """New tokens of a prompt from which on a rank that is a home leaves heads to others, if that costs no
 collective, and rows that decode from which on it picks out its own: fewer are bound by reading
 weights."""
+FEW_ROWS = Span(1, ROWS_WORTH_SHARING)
 PAIRS_WORTH_MEETING = 1 << 21
 """(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
 more, so that traffic of short requests makes none."""
@@ -217,6 +218,7 @@ class Homes:
         rule: which rows have their keys gathered, and so attend head by head.
         split_tokens: new tokens from which on coordinates share out a row ...
         alone_tokens: ... and from which on they meet for it, though one has all its keys.
+        few_rows: rows of a coordinate with which a step that decodes lasts as long as it reads weights.
     """
 
     num_pools: int
@@ -225,6 +227,7 @@ class Homes:
     rule: PrefillRule
     split_tokens: int
     alone_tokens: int
+    few_rows: Span
 
     @classmethod
     def of(cls, resolved: Resolved, rule: PrefillRule) -> Self:
@@ -236,6 +239,7 @@ class Homes:
             rule=rule,
             split_tokens=resolved.split_tokens,
             alone_tokens=resolved.alone_tokens,
+            few_rows=FEW_ROWS if resolved.pcp_size == 1 else resolved.team_rows,
         )
 
     def of_rows(self, rows: Sequence[Row], pools: Sequence[Collection[int]]) -> list[int | None]:
@@ -248,11 +252,21 @@ class Homes:
         homes = [home_of(its, num_pools=self.num_pools, num_homes=self.num_homes) for its in pools]
         if self.num_homes == 1:
             return homes
+        if None in homes and self._are_few(rows):
+            return [None] * len(rows)
         by_all = self._shared_by_coordinates if self.pcp_size > 1 else self._shared_by_ranks
         return [
             None if is_shared else home
             for is_shared, home in zip(by_all(rows, homes), homes, strict=True)
         ]
+
+    def _are_few(self, rows: Sequence[Row]) -> bool:
+        """Whether all rows decode and are few.
+
+        Where ranks meet for one of them they all travel: that is no collective more, they are dealt out
+        evenly, and such steps have one shape, whoever has which row at home, and so are played.
+        """
+        return -(-len(rows) // self.pcp_size) in self.few_rows and decode_alone(rows)
 
     def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
         """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
@@ -284,6 +298,11 @@ def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDA
     return by_all
 
 
+def decode_alone(rows: Sequence[Row]) -> bool:
+    """Whether each row is one token, as those of a decode are."""
+    return all(row.num_tokens == 1 for row in rows)
+
+
 def _team(
     rows: Sequence[Row],
     travelling: Sequence[Sequence[Part]],
@@ -298,7 +317,7 @@ def _team(
     if len(travelling) == 1:
         return ()
     sizes = [sum(p.num_tokens for p in (*a, *b)) for a, b in zip(travelling, staying, strict=True)]
-    if all(row.num_tokens == 1 for row in rows):
+    if decode_alone(rows):
         sizes = [max(sizes)] * len(sizes)
     return tuple(sizes) if max(sizes) in paying else ()
 

@@ -206,13 +206,51 @@ def test_a_home_shares_what_is_much_work_and_costs_no_collective_or_is_worth_one
 
 def test_coordinates_share_prompts_of_a_home_where_they_meet_anyway_or_others_would_wait_long() -> None:
     rule = PrefillRule(row_bytes=10, token_bytes=1, least_rows=2)
-    homes = Homes(num_pools=2, num_homes=2, pcp_size=2, rule=rule, split_tokens=64, alone_tokens=500)
+    homes = Homes(
+        num_pools=2,
+        num_homes=2,
+        pcp_size=2,
+        rule=rule,
+        split_tokens=64,
+        alone_tokens=500,
+        few_rows=Span(1, 9),
+    )
 
     def of(*rows: tuple[int, set[int]]) -> list[int | None]:
-        return homes.of_rows(
-            [Row(i, 10, n, sample=True) for i, (n, _) in enumerate(rows)], [its for _, its in rows]
-        )
+        return of_rows(homes, *rows)
 
     assert of((1, {0}), (63, {1}), (499, {0})) == [0, 1, 0]
     assert of((1, {0}), (63, {1}), (64, {0}), (500, {1})) == [0, 1, None, None]
     assert of((1, {0, 1}), (1, {1}), (63, {1}), (64, {0})) == [None, 1, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("pcp_size", "few_rows"), [(1, Span(1, 16)), (2, Span(1, 5)), (2, Span(2, 9)), (2, NO_TEAM)]
+)
+def test_few_rows_that_decode_all_travel_where_ranks_meet_for_one_of_them(
+    pcp_size: int, few_rows: Span
+) -> None:
+    homes = Homes(
+        num_pools=2,
+        num_homes=2,
+        pcp_size=pcp_size,
+        rule=PrefillRule(row_bytes=10, token_bytes=1, least_rows=2),
+        split_tokens=64,
+        alone_tokens=500,
+        few_rows=few_rows,
+    )
+    for number in range(1, 20):
+        at_home: list[tuple[int, set[int]]] = [(1, {i % 2}) for i in range(number)]
+        stay = [i % 2 for i in range(number)]
+        assert of_rows(homes, *at_home) == stay
+        met = of_rows(homes, *at_home[1:], (1, {0, 1}))
+        is_few = -(-number // pcp_size) in few_rows
+        assert met == ([None] * number if is_few else [*stay[1:], None])
+        with_prompt = of_rows(homes, *at_home[1:], (1, {0, 1}), (2, {1}))
+        assert with_prompt == [*stay[1:], None, 1]
+
+
+def of_rows(homes: Homes, *rows: tuple[int, set[int]]) -> list[int | None]:
+    """Homes of rows, of each of which its new tokens and pools are given."""
+    steps = [Row(i, 10, n, sample=True) for i, (n, _) in enumerate(rows)]
+    return homes.of_rows(steps, [its for _, its in rows])
