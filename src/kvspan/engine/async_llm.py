@@ -184,7 +184,7 @@ class AsyncLLM:
 
         Raises:
             RequestError: it can never run; one sentence with the numbers.
-            EngineDeadError: there is no engine to run it.
+            EngineDeadError: there is no engine to run it, and none is being started again.
         """
         text, ids = read_prompt(prompt, params, self._tokenizer)
         check_request(self.resolved, ids, params)
@@ -328,10 +328,14 @@ class AsyncLLM:
         self._output_numbers = itertools.count()
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> Replica:
-        """The replica for a request; a lost one gets none while there is another."""
+        """The replica for a request; a lost one gets none while there is another.
+
+        While none is there, requests wait for those that are being started again.
+        """
         numbered = dict(enumerate(self._replicas))
         taking = {n: replica for n, replica in numbered.items() if replica.takes_requests}
         working = {n: replica for n, replica in taking.items() if replica.health.ready} or taking
+        working = working or {n: replica for n, replica in numbered.items() if replica.is_returning}
         if len(working) <= 1 or self._router is None:
             return next(iter((working or numbered).values()))
         places = self.resolved.max_num_seqs
