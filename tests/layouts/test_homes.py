@@ -14,11 +14,15 @@ from kvspan.cost.choice import Choice
 from kvspan.cost.team import NO_TEAM
 from kvspan.engine.engine import Generation
 from kvspan.loading.resolve import resolve
+from kvspan.models.base import Batch
+from kvspan.step import Step
 from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.testing.tiny import TINY
 from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Span, Topology
+from kvspan.worker.share import Shares
+from kvspan.worker.worker import Worker
 from tests.conftest import SEED
 from tests.layouts.engines import engine, generate
 
@@ -225,6 +229,26 @@ def test_short_traffic_never_meets(homes: str, checkpoints: dict[str, Path]) -> 
         stats = llm.engine.core.stats
     assert stats.cached_tokens == 32
     assert stats.exchange_steps == stats.kv_gathers == stats.q_gathers == 0
+
+
+@pytest.mark.parametrize("homes", ["coordinates", "coordinates, a team"])
+def test_steps_of_a_team_are_counted_as_ranks_make_them(
+    homes: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of a full step are too many rows for a team; requests come to lie on both coordinates."""
+    prepare, made = Worker.prepare, []
+
+    def noting(worker: Worker, step: Step) -> tuple[Shares, Batch]:
+        shares, batch = prepare(worker, step)
+        made.append(bool(shares.team))
+        return shares, batch
+
+    monkeypatch.setattr(Worker, "prepare", noting)
+    with elastic(checkpoints["llama-gqa-9x3"], homes) as llm:
+        run(llm, [tokens(n, seed=n) for n in (5, 33, 40, 150)], LONG)
+        stats = llm.engine.core.stats
+    assert made.count(True) == 2 * stats.team_steps
+    assert (0 < stats.team_steps < stats.steps) == homes.endswith("a team")
 
 
 @pytest.mark.parametrize("homes", ["ranks", "coordinates"])
