@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.server.conftest import Running, serving
+from tests.server.conftest import Running, serving, standing_still
 
 from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
 from kvspan.testing.tiny import TINY
@@ -193,15 +193,14 @@ def test_who_comes_while_the_engine_is_started_again_waits_like_any_other(model:
         lost = server.engine
         lost.kill()
         again = await_engine(server, other_than=lost)
-        again.suspend()  # until everybody has come
         with ThreadPoolExecutor(2) as pool:
-            waiting = [pool.submit(ask) for _ in range(2)]
-            server.await_metric("kvspan_num_requests_waiting", 2)
-            assert ask().status_code == 429
-            with server.http as client:
-                assert client.get("/health").status_code == 200
-                assert client.get("/ready").status_code == 503
-            again.resume()
+            with standing_still(again):  # until everybody has come
+                waiting = [pool.submit(ask) for _ in range(2)]
+                server.await_metric("kvspan_num_requests_waiting", 2)
+                assert ask().status_code == 429
+                with server.http as client:
+                    assert client.get("/health").status_code == 200
+                    assert client.get("/ready").status_code == 503
             replies = [each.result() for each in waiting]
         assert [reply.status_code for reply in replies] == [200, 200]
         assert [reply.json()["choices"][0]["text"] for reply in replies] == [wanted] * 2
