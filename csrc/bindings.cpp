@@ -1,5 +1,5 @@
-// The border to Python, which hands over addresses, sizes and strides; nothing but the files of this name
-// knows Python.
+// The border to Python, which hands over addresses, sizes and strides; nothing but the files of this
+// name knows Python.
 #include "bindings.h"
 
 #include <nanobind/stl/vector.h>

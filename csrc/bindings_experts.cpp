@@ -52,9 +52,9 @@ void bind_experts(nb::module_& m) {
         .def(nb::init<Isa, Size, Size, Size, Size, Size, Size, Address, Address>())
         .def("__call__", &KeptExperts::operator(), nb::call_guard<nb::gil_scoped_release>());
 
-    m.def("find_experts", [](int threads, Address logits, Size rows, int experts, Address bias, bool sigmoid,
-                             int groups, int groups_per_row, int group_scores, int per_row, bool normalise,
-                             double scale, Address chosen, Address weights) {
+    m.def("find_experts", [](int threads, Address logits, Size rows, int experts, Address bias,
+                             bool sigmoid, int groups, int groups_per_row, int group_scores, int per_row,
+                             bool normalise, double scale, Address chosen, Address weights) {
         const Routing call{.logits = at<const float>(logits),
                            .rows = rows,
                            .experts = experts,

@@ -180,7 +180,8 @@ void bind_layers(nb::module_& m) {
 
     m.def("best", [](int threads, Address logits, Size rows, Size stride, Size size, Address values,
                      Address places) {
-        const Best call{at<const float>(logits), rows, stride, size, at<float>(values), at<Size>(places)};
+        const Best call{at<const float>(logits), rows, stride, size, at<float>(values),
+                        at<Size>(places)};
         nb::gil_scoped_release others_may_run;
         made(Work::linear, [=] { find_best(call, threads); });
     });
