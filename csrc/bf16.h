@@ -19,8 +19,8 @@ KVSPAN_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf: what it makes of those on the
-// way is masked at the end.
+// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf: what it makes of those on
+// the way is masked at the end.
 KVSPAN_INLINE __m512 exp2_of(__m512 x) {
     const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
     const __m512 magic = _mm512_set1_ps(0x1.8p23f), shifted = _mm512_add_ps(x, magic);
@@ -56,7 +56,9 @@ KVSPAN_INLINE __m512 reduce(const __m512 (&sums)[16]) {
 
 // See `spin` in isa.h.
 inline double spin_dots(std::int64_t rounds) {
-    const auto step = [](__m512 sum, __m512i x) __attribute__((always_inline)) { return dot(sum, x, x); };
+    const auto step = [](__m512 sum, __m512i x) __attribute__((always_inline)) {
+        return dot(sum, x, x);
+    };
     spin_in_registers<__m512>(rounds, _mm512_setzero_si512(), step);
     return 64.0 * CHAINS * static_cast<double>(rounds);
 }

@@ -78,13 +78,14 @@ private:
         const __m512 up_bias = bias(call, call.up_bias, first);
         for (int r = 0; r < R; ++r) {
             const Vec gate = (Vec)_mm512_add_ps(sums[r][0], gate_bias);
-            put(call, row + r, first, _mm512_mul_ps((__m512)silu(gate), _mm512_add_ps(sums[r][1], up_bias)));
+            put(call, row + r, first,
+                _mm512_mul_ps((__m512)silu(gate), _mm512_add_ps(sums[r][1], up_bias)));
         }
     }
 
     template <int R, bool FETCH>
-    static inline __attribute__((always_inline)) void add(const Rows<R>& input, const std::int32_t* weight,
-                                                          std::int64_t pairs,
+    static inline __attribute__((always_inline)) void add(const Rows<R>& input,
+                                                          const std::int32_t* weight, std::int64_t pairs,
                                                           __m512 (&sums)[R][VECTORS]) {
         for (std::int64_t pair = 0; pair < pairs; ++pair, weight += LINEAR_PANEL) {
             __m512i w[VECTORS];

@@ -28,8 +28,12 @@ inline std::vector<Piece> pieces_of(const Sizes& numbers) {
     return pieces;
 }
 
-// What `bindings_experts.cpp` adds to the module.
+// What each `bindings_*.cpp` adds to the module.
+void bind_attention(nanobind::module_& m);
+void bind_exchange(nanobind::module_& m);
+void bind_layers(nanobind::module_& m);
 void bind_experts(nanobind::module_& m);
-void bind_shares(nanobind::module_& m);
+void bind_draw(nanobind::module_& m);
+void bind_tape(nanobind::module_& m);
 
 }  // namespace kvspan

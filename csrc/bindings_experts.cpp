@@ -1,4 +1,4 @@
-// Experts, the ways to them, and shares of attention, for Python.
+// Experts and the ways to them, for Python.
 #include "bindings.h"
 
 #include <nanobind/stl/vector.h>
@@ -8,7 +8,6 @@
 #include "experts.h"
 #include "isa.h"
 #include "routing.h"
-#include "share.h"
 #include "tape.h"
 
 namespace nb = nanobind;
@@ -53,9 +52,9 @@ void bind_experts(nb::module_& m) {
         .def(nb::init<Isa, Size, Size, Size, Size, Size, Size, Address, Address>())
         .def("__call__", &KeptExperts::operator(), nb::call_guard<nb::gil_scoped_release>());
 
-    m.def("find_experts", [](int threads, Address logits, Size rows, int experts, Address bias, bool sigmoid,
-                             int groups, int groups_per_row, int group_scores, int per_row, bool normalise,
-                             double scale, Address chosen, Address weights) {
+    m.def("find_experts", [](int threads, Address logits, Size rows, int experts, Address bias,
+                             bool sigmoid, int groups, int groups_per_row, int group_scores, int per_row,
+                             bool normalise, double scale, Address chosen, Address weights) {
         const Routing call{.logits = at<const float>(logits),
                            .rows = rows,
                            .experts = experts,
@@ -71,29 +70,6 @@ void bind_experts(nb::module_& m) {
                            .weights = at<float>(weights)};
         nb::gil_scoped_release others_may_run;
         made(Work::linear, [=] { find_experts(call, threads); });
-    });
-}
-
-void bind_shares(nb::module_& m) {
-    m.def("take_share", [](Dtype dtype, Address out, Size rows, Size heads, Size head_dim, Address lse,
-                           int ranks, int rank, const Sizes& pieces, Address weights, Address to) {
-        const Share call{.dtype = dtype,
-                         .out = at<const std::byte>(out),
-                         .rows = rows,
-                         .heads = heads,
-                         .head_dim = head_dim,
-                         .lse = at<const float>(lse),
-                         .ranks = ranks,
-                         .rank = rank,
-                         .pieces = pieces_of(pieces),
-                         .weights = at<float>(weights),
-                         .to = at<float>(to)};
-        nb::gil_scoped_release others_may_run;
-        made(Work::exchange, [=] { take_share(call); });
-    });
-    m.def("round_to", [](Dtype dtype, Address from, Size count, Address to) {
-        nb::gil_scoped_release others_may_run;
-        made(Work::exchange, [=] { round_to(dtype, at<const float>(from), count, at<std::byte>(to)); });
     });
 }
 

@@ -1,5 +1,5 @@
-// Random calls of all native code against the same written out, for the sanitizers: every buffer ends where
-// its last element does, and what must not be read holds NaN.
+// Random calls of all native code against the same written out, for the sanitizers: every buffer ends
+// where its last element does, and what must not be read holds NaN.
 #include "check.h"
 
 #include <cmath>

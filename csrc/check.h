@@ -28,8 +28,8 @@ inline std::vector<float> numbers(Random& random, std::int64_t count) {
     return found;
 }
 
-// Numbers as elements of 16 or 32 bits, in a buffer that ends where they do. Exact, so for numbers that the
-// dtype holds, and for NaN.
+// Numbers as elements of 16 or 32 bits, in a buffer that ends where they do. Exact, so for numbers that
+// the dtype holds, and for NaN.
 Bytes encoded(const std::vector<float>& numbers, Dtype dtype);
 
 // Element i of any dtype.

@@ -69,7 +69,9 @@ Collective all_gather(Random& random, const Room& room) {
         out->push_back(Bytes(total(sizes, sizes.size())));
         wanted.insert(wanted.end(), mine->back().begin(), mine->back().end());
     }
-    return {[=](ShmGroup& group, int r) { group.start_all_gather(at((*mine)[r]), sizes, at((*out)[r])); },
+    return {[=](ShmGroup& group, int r) {
+                group.start_all_gather(at((*mine)[r]), sizes, at((*out)[r]));
+            },
             [=] {
                 double worst = 0;
                 for (const Bytes& found : *out) worst = worse(worst, same(found, wanted));
@@ -100,7 +102,9 @@ Collective all_to_all(Random& random, const Room& room) {
                 double worst = 0;
                 for (int j = 0; j < room.ranks; ++j) {
                     Bytes wanted;
-                    for (const Each& from : *parts) wanted.insert(wanted.end(), from[j].begin(), from[j].end());
+                    for (const Each& from : *parts) {
+                        wanted.insert(wanted.end(), from[j].begin(), from[j].end());
+                    }
                     worst = worse(worst, same((*out)[j], wanted));
                 }
                 return worst;
@@ -180,7 +184,8 @@ struct Sharded {
         for (std::size_t r = 0; r < pieces.size(); ++r) {
             const Piece& piece = pieces[r];
             for (std::int64_t i = 0; i < piece.num_rows * piece.num_columns; ++i) {
-                const std::int64_t k = i / piece.num_columns, column = piece.first_column + i % piece.num_columns;
+                const std::int64_t k = i / piece.num_columns;
+                const std::int64_t column = piece.first_column + i % piece.num_columns;
                 const std::int64_t row = piece.rows ? piece.rows[k] : piece.first_row + k;
                 worst = worse(worst, error_of(decoded(out[r].data(), dtype, i), merged(row, column)));
             }

@@ -60,7 +60,8 @@ struct Way {
     static std::vector<int> in_order(const std::vector<Value>& values) {
         std::vector<int> order(values.size());
         std::iota(order.begin(), order.end(), 0);
-        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return values[a] > values[b]; });
+        std::stable_sort(order.begin(), order.end(),
+                         [&](int a, int b) { return values[a] > values[b]; });
         return order;
     }
 };
@@ -94,8 +95,10 @@ int wrong_choices(Random& random, int threads) {
 }
 
 // [outputs, inputs] of each expert -> panels; of a gated one, gates and ups of half as many in turn.
-std::vector<float> panels_of(const std::vector<float>& weights, std::int64_t count, const Linear& layer) {
-    const std::int64_t sums = layer.gated ? 2 * layer.outputs : layer.outputs, width = layer.panel_outputs();
+std::vector<float> panels_of(const std::vector<float>& weights, std::int64_t count,
+                             const Linear& layer) {
+    const std::int64_t sums = layer.gated ? 2 * layer.outputs : layer.outputs;
+    const std::int64_t width = layer.panel_outputs();
     const std::int64_t size = layer.panels() * layer.panel_pairs * LINEAR_PANEL * 2;
     std::vector<float> packed(count * size);
     for (std::int64_t i = 0; i < count * sums * layer.inputs; ++i) {
@@ -152,7 +155,8 @@ struct Mixture {
 
 // [rows, hidden] bf16, as the operator makes it.
 Bytes visited(const Mixture& m, Isa isa, int threads) {
-    Experts experts{m.first, m.count, m.hidden, m.inner, 0, m.inner, nullptr, nullptr, linear_kernel(isa)};
+    const LinearKernel kernel = linear_kernel(isa);
+    Experts experts{m.first, m.count, m.hidden, m.inner, 0, m.inner, nullptr, nullptr, kernel};
     const Bytes gate_up = encoded(panels_of(m.gate_up, m.count, experts.gate_up_of(0)), Dtype::bf16);
     const Bytes down = encoded(panels_of(m.down, m.count, experts.down_of(0)), Dtype::bf16);
     experts.first_inner = m.first_inner;
@@ -162,7 +166,8 @@ Bytes visited(const Mixture& m, Isa isa, int threads) {
     const Bytes x = encoded(m.x, Dtype::bf16), more = encoded(m.more, Dtype::bf16);
     const Bytes gate = encoded(m.gate, Dtype::bf16);
     const std::int64_t choices = m.rows * m.per_row;
-    Bytes gathered(choices * m.hidden * 2), inner(choices * m.some_inner * 2), out(m.rows * m.hidden * 2);
+    Bytes gathered(choices * m.hidden * 2), inner(choices * m.some_inner * 2);
+    Bytes out(m.rows * m.hidden * 2);
     const Visits call{x.data(),
                       m.rows,
                       m.stride,
@@ -266,13 +271,15 @@ double share_error(Random& random, Dtype dtype) {
         const auto count = static_cast<std::int64_t>(rows.size());
         pieces.push_back({named ? rows.data() : nullptr, 0, count, first, columns});
         for (std::int64_t i = 0; i < count; ++i) {
-            for (int k = 0; k < columns; ++k) wanted.push_back(shards.share(named ? rows[i] : i, first + k));
+            const std::int64_t row = named ? rows[i] : i;
+            for (int k = 0; k < columns; ++k) wanted.push_back(shards.share(row, first + k));
         }
     }
     const Bytes out = encoded(shards.out, dtype);
     std::vector<float> weights((shards.ranks + 2) * shards.rows * shards.heads), made(wanted.size());
-    take_share({dtype, reinterpret_cast<const std::byte*>(out.data()), shards.rows, shards.heads, shards.dim,
-                shards.lse.data(), shards.ranks, shards.rank, pieces, weights.data(), made.data()});
+    take_share({dtype, reinterpret_cast<const std::byte*>(out.data()), shards.rows, shards.heads,
+                shards.dim, shards.lse.data(), shards.ranks, shards.rank, pieces, weights.data(),
+                made.data()});
     Bytes rounded(made.size() * (dtype == Dtype::f32 ? 4 : 2));
     const auto size = static_cast<std::int64_t>(made.size());
     round_to(dtype, made.data(), size, reinterpret_cast<std::byte*>(rounded.data()));

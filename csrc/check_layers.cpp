@@ -61,7 +61,8 @@ double silu(double x) { return x / (1 + std::exp(-x)); }
 double sum_of(const Layer& layer, std::int64_t row, std::int64_t n) {
     double sum = layer.biased ? layer.bias[n] : 0.0;
     for (std::int64_t k = 0; k < layer.inputs; ++k) {
-        sum += static_cast<double>(layer.input[row * layer.stride + k]) * layer.weight[n * layer.inputs + k];
+        sum += static_cast<double>(layer.input[row * layer.stride + k]) *
+               layer.weight[n * layer.inputs + k];
     }
     return sum;
 }
@@ -172,7 +173,8 @@ double rotate_error(Random& random, Isa isa, Dtype dtype, int threads) {
     for (std::int64_t i = 0; i < rows * heads * half; ++i) {
         const std::int64_t row = i / half / heads, head = i / half % heads, d = i % half;
         const float* of_head = &before[row * row_stride + head * head_stride + plain];
-        const double a = of_head[interleaved ? 2 * d : d], b = of_head[interleaved ? 2 * d + 1 : half + d];
+        const double a = of_head[interleaved ? 2 * d : d];
+        const double b = of_head[interleaved ? 2 * d + 1 : half + d];
         const double c = cos[row * half + d], s = sin[row * half + d];
         const std::int64_t at = (row * heads + head) * width + plain + d;
         worst = worse(worst, error_of(decoded(out.data(), dtype, at), a * c - b * s));

@@ -114,8 +114,8 @@ int drawing(Random& random, int threads) {
     const Weights call{logits.data(),   rows, stride, size, greatest.data(), temperature.data(),
                        least.data()};
     std::vector<double> whole(rows), sums(rows * OCTAVES), goals(rows), found;
-    std::vector<std::int64_t> counts(rows * OCTAVES), last(rows, pick(random, 0, OCTAVES - 1)), first(rows),
-        places(rows), collected;
+    std::vector<std::int64_t> counts(rows * OCTAVES), last(rows, pick(random, 0, OCTAVES - 1));
+    std::vector<std::int64_t> first(rows), places(rows), collected;
     totals(call, whole.data(), threads);
     octaves(call, sums.data(), counts.data(), threads);
     std::int64_t total = 0;

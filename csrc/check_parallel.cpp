@@ -61,7 +61,8 @@ int check_parallel() {
         for (int threads = 1; threads < 5; ++threads) missed += items_missed(random, threads, as_team);
         wrong += judge(as_team ? "loops of a team" : "loops", missed, 0);
     }
-    wrong += judge("failure of a leader", !fails_as_its_leader_does(1) + !fails_as_its_leader_does(3), 0);
+    wrong +=
+        judge("failure of a leader", !fails_as_its_leader_does(1) + !fails_as_its_leader_does(3), 0);
     return wrong + judge("tape", !plays_what_it_kept(), 0);
 }
 

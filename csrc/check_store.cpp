@@ -23,8 +23,8 @@ struct Shape {
     }
 };
 
-// By how much codes may miss an element, in parts of the largest of its part of the vector: half a step, and
-// what a scale that is rounded down to bf16 takes from the largest itself.
+// By how much codes may miss an element, in parts of the largest of its part of the vector: half a step,
+// and what a scale that is rounded down to bf16 takes from the largest itself.
 double allowed(Dtype stored) { return (stored == Dtype::i8 ? 1.0 / 254 : 1.0 / 28) + 1.0 / 256; }
 
 // The error of one part of a vector, in parts of what is allowed.
@@ -52,7 +52,8 @@ double worst_error(Random& random, Dtype dtype, Dtype stored, int threads) {
     const std::int64_t rows = pick(random, 0, 5) ? pick(random, 1, 40) : 400;
     const std::int64_t head_stride = shape.dim + pick(random, 0, 3);
     const std::int64_t row_stride = shape.heads * head_stride + pick(random, 0, 3);
-    const auto given = numbers(random, (rows - 1) * row_stride + (shape.heads - 1) * head_stride + shape.dim);
+    const auto given =
+        numbers(random, (rows - 1) * row_stride + (shape.heads - 1) * head_stride + shape.dim);
     const Bytes input = encoded(given, dtype);
 
     std::vector<std::int64_t> slots(shape.blocks * shape.slots), row_of(slots.size(), -1);
@@ -107,7 +108,8 @@ double worst_error(Random& random, Dtype dtype, Dtype stored, int threads) {
             const std::uint16_t* scale = scales.data() + at * parts;
             worst = worse(worst, code_error(&given[from], first, stored, found, scale));
             if (second == 0) continue;
-            worst = worse(worst, code_error(&given[from + first], second, stored, found + first, scale + 1));
+            worst =
+                worse(worst, code_error(&given[from + first], second, stored, found + first, scale + 1));
         }
     }
     return worst;
@@ -124,8 +126,9 @@ int check_store() {
             for (int i = 0; i < CALLS; ++i) {
                 worst = worse(worst, worst_error(random, dtype, stored, 1 + i % 3));
             }
-            wrong += judge("store " + name_of(dtype) + " as " + name_of(stored) + ", in parts of the bound",
-                           worst, 1.0);
+            wrong +=
+                judge("store " + name_of(dtype) + " as " + name_of(stored) + ", in parts of the bound",
+                      worst, 1.0);
         }
     }
     return wrong;

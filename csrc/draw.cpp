@@ -18,8 +18,9 @@ KVSPAN_INLINE double exp_of_double(double x) {
     const double clamped = x > -708.0 ? x : -708.0;
     const double shifted = clamped * 0x1.71547652b82fep+0 + 0x1.8p52;  // rounds; fills the low bits
     const double n = shifted - 0x1.8p52;
-    const double r = (clamped - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;  // |r| <= ln(2) / 2
-    double y = 1.0 / 479001600.0;                                                    // 1 / k!, k = 12 .. 0
+    const double r =
+        (clamped - n * 0x1.62e42fee00000p-1) - n * 0x1.a39ef35793c76p-33;  // |r| <= ln(2) / 2
+    double y = 1.0 / 479001600.0;                                          // 1 / k!, k = 12 .. 0
     y = y * r + 1.0 / 39916800.0;
     y = y * r + 1.0 / 3628800.0;
     y = y * r + 1.0 / 362880.0;
@@ -37,8 +38,8 @@ KVSPAN_INLINE double exp_of_double(double x) {
     return x > -708.0 ? scaled : 0.0;
 }
 
-KVSPAN_CLONES void make_weights(const float* logits, std::int64_t size, double greatest, double temperature,
-                                double least, double* out) {
+KVSPAN_CLONES void make_weights(const float* logits, std::int64_t size, double greatest,
+                                double temperature, double least, double* out) {
     for (std::int64_t i = 0; i < size; ++i) {
         const double weight = exp_of_double((static_cast<double>(logits[i]) - greatest) / temperature);
         out[i] = weight < least ? 0.0 : weight;
@@ -113,8 +114,8 @@ void octaves(const Weights& call, double* sums, std::int64_t* counts, int thread
     });
 }
 
-void collect(const Weights& call, const std::int64_t* last, const std::int64_t* first, std::int64_t* places,
-             double* weights, int threads) {
+void collect(const Weights& call, const std::int64_t* last, const std::int64_t* first,
+             std::int64_t* places, double* weights, int threads) {
     parallel_for(call.rows, threads, [&](std::int64_t row) {
         // Of octaves 0 .. i the least is 2^-i, and of all of them the least that is more than 0.
         const double least = last[row] < OCTAVES - 1 ? std::ldexp(1.0, -static_cast<int>(last[row]))

@@ -281,8 +281,9 @@ public:
 private:
     static constexpr std::int64_t WEIGHED = 128;  // heads of rows: enough for vectors, and few to keep
 
-    // Merges `count` rows of this rank's piece, from `row` on; the slots have them from their `first` on.
-    void take_rows(const std::byte* const* slots, std::int64_t first, std::int64_t row, std::int64_t count) {
+    // Merges `count` rows of this rank's piece, from `row` on; slots have them from their `first` on.
+    void take_rows(const std::byte* const* slots, std::int64_t first, std::int64_t row,
+                   std::int64_t count) {
         const Piece& mine = pieces_[rank_];
         const int ranks = static_cast<int>(pieces_.size());
         const std::int64_t heads = num_heads(mine), bytes = row_bytes(mine);

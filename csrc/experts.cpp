@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t RUN_PANELS = 4;        // that are read in one run
 constexpr std::int64_t TASKS_PER_THREAD = 8;  // so that a thread which starts late still finds work
-constexpr std::int64_t ASKED_BYTES = 2048;    // of what is read next: kernels ask for what is behind that
+constexpr std::int64_t ASKED_BYTES = 2048;    // of what is read next; kernels ask for what is behind
 
 // Rows that go to one expert are neighbours among all choices of rows.
 struct Visited {
@@ -26,8 +26,8 @@ bool is_zeros(const void* row, std::int64_t size) {
     return std::all_of(from, from + size, [](std::uint16_t bits) { return (bits & 0x7fff) == 0; });
 }
 
-// Choices of experts that are kept, expert by expert; of an expert, in order of rows. No expert is asked what
-// it makes of zeros.
+// Choices of experts that are kept, expert by expert; of an expert, in order of rows. No expert is asked
+// what it makes of zeros.
 struct Plan {
     std::vector<std::int64_t> choices;  // row * per_row + place
     std::vector<Visited> experts;
@@ -62,7 +62,8 @@ struct Plan {
 void gather(const Experts& experts, const Visits& call, const Plan& plan) {
     auto* to = static_cast<std::uint16_t*>(call.gathered);
     for (const std::int64_t choice : plan.choices) {
-        const auto* from = static_cast<const std::uint16_t*>(call.x) + choice / call.per_row * call.row_stride;
+        const auto* from =
+            static_cast<const std::uint16_t*>(call.x) + choice / call.per_row * call.row_stride;
         to = std::copy_n(from, experts.hidden, to);
     }
 }
@@ -125,17 +126,21 @@ void make_outputs(const Experts& experts, const Visits& call, const Plan& plan, 
         layer.input = static_cast<const std::uint16_t*>(call.inner) + its.first * experts.some_inner;
         layer.rows = its.rows;
         layer.out = made.data();
-        for (std::int64_t panel = 0; panel < panels; ++panel) experts.kernel(layer, {panel, 0, its.rows});
+        for (std::int64_t panel = 0; panel < panels; ++panel) {
+            experts.kernel(layer, {panel, 0, its.rows});
+        }
         for (std::int64_t n = 0; n < its.rows; ++n) {
             const std::int64_t choice = plan.choices[its.first + n], row = choice / call.per_row;
-            add_weighted(made.data() + n * width, width, call.weights[choice], sums.data() + row * width);
+            add_weighted(made.data() + n * width, width, call.weights[choice],
+                         sums.data() + row * width);
         }
     }
     for (std::int64_t row = 0; row < call.rows; ++row) {
         float* const sum = sums.data() + row * width;
         const std::int64_t at = row * experts.hidden + column;
         if (call.shared) {
-            add_shared(static_cast<const std::uint16_t*>(call.shared) + at, width, share_of(call, row), sum);
+            add_shared(static_cast<const std::uint16_t*>(call.shared) + at, width, share_of(call, row),
+                       sum);
         }
         round_all(sum, width, static_cast<std::uint16_t*>(call.out) + at);
     }
@@ -161,7 +166,8 @@ Linear Experts::down_of(std::int64_t expert) const {
     layer.inputs = layer.input_stride = inner;
     layer.panel_pairs = layer.pairs();
     layer.wide = true;
-    layer.weight = down + expert * layer.panels() * layer.panel_bytes() + first_inner / 2 * LINEAR_PANEL * 4;
+    layer.weight =
+        down + expert * layer.panels() * layer.panel_bytes() + first_inner / 2 * LINEAR_PANEL * 4;
     layer.inputs = layer.input_stride = some_inner;
     return layer;
 }
@@ -171,7 +177,8 @@ void visit(const Experts& experts, const Visits& call, int threads) {
     gather(experts, call, plan);
     make_inner(experts, call, plan, threads);
     const std::int64_t panels = experts.down_of(0).panels();
-    const std::int64_t run = std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, RUN_PANELS);
+    const std::int64_t run =
+        std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, RUN_PANELS);
     parallel_for((panels + run - 1) / run, threads, [&](std::int64_t i) {
         make_outputs(experts, call, plan, i * run, std::min(run, panels - i * run));
     });

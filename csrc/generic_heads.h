@@ -9,8 +9,9 @@
 namespace kvspan {
 namespace {
 
-// Rows of a matrix that come behind those at hand, asked for line by line, front to back: memory brings a
-// core three times as much of one stream as of several rows side by side, which is how they are then read.
+// Rows of a matrix that come behind those at hand, asked for line by line, front to back: memory brings
+// a core three times as much of one stream as of several rows side by side, which is how they are then
+// read.
 template <class T>
 class RowsAhead {
 public:
@@ -142,7 +143,9 @@ private:
         };
         const int whole = outputs - outputs % WIDTH;
         for (int i = 0; i < whole; i += WIDTH) add_vector(i, [](const T* p) { return load(p); });
-        if (whole < outputs) add_vector(whole, [&](const T* p) { return load_some(p, outputs - whole); });
+        if (whole < outputs) {
+            add_vector(whole, [&](const T* p) { return load_some(p, outputs - whole); });
+        }
     }
 
     // Dot products of N rows with D rows of the matrix.

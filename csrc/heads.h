@@ -10,8 +10,8 @@ constexpr int HEAD_ROWS = 8;       // of a task
 constexpr int SUMMED_PIECE = 512;  // outputs of a task, which are columns of the matrix
 constexpr int DOTTED_PIECE = 32;   // likewise, which are its rows
 
-// x [rows, heads, inputs] -> out [rows, heads, outputs], contiguous. Strides in elements; all of one dtype,
-// sums are made in float32.
+// x [rows, heads, inputs] -> out [rows, heads, outputs], contiguous. Strides in elements; all of one
+// dtype, sums are made in float32.
 struct HeadProduct {
     const void* x;
     std::int64_t rows, row_stride, head_stride;

@@ -29,7 +29,8 @@ void take_row(const WeightRows& call, std::int64_t i) {
 void multiply(const Linear& call, LinearKernel kernel, int threads) {
     const std::int64_t panels = call.panels();
     const std::int64_t chunks = (call.rows + CHUNK_ROWS - 1) / CHUNK_ROWS;
-    const std::int64_t run = std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, MOST_PANELS);
+    const std::int64_t run =
+        std::clamp<std::int64_t>(panels / (TASKS_PER_THREAD * threads), 1, MOST_PANELS);
     const std::int64_t runs = (panels + run - 1) / run;
     parallel_for(chunks * runs, threads, [&](std::int64_t i) {
         const std::int64_t row = i / runs * CHUNK_ROWS, first = i % runs * run;

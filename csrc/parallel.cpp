@@ -71,8 +71,9 @@ private:
 };
 
 // A leader's loops, one at a time. A ticket is the number of a loop and, below it, how many items of it
-// nobody has taken; who takes one has to find the ticket as it was. So nobody waits for a thread that has
-// not come to a loop, only for items that somebody has taken, and the loop stands still until they are done.
+// nobody has taken; who takes one has to find the ticket as it was. So nobody waits for a thread that
+// has not come to a loop, only for items that somebody has taken, and the loop stands still until they
+// are done.
 class Team {
 public:
     void loop(std::int64_t size, const Body& body) {

@@ -61,7 +61,8 @@ KVSPAN_INLINE void merge_as(const ShardedRow& row, std::byte* to) {
     for (std::int64_t h = 0; h < heads; ++h) {
         const std::int64_t end = std::min(row.columns, (h + 1) * row.head_dim - row.first_column);
         for (; begin + MERGED <= end; begin += MERGED) {
-            merge_block<Element>(row, weights + h, stride, begin, MERGED, out);  // a size that compilers know
+            // A size that compilers know.
+            merge_block<Element>(row, weights + h, stride, begin, MERGED, out);
         }
         merge_block<Element>(row, weights + h, stride, begin, end - begin, out);
         begin = end;

@@ -14,8 +14,8 @@ constexpr std::int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f32 ? 4 : 
 void sum(Dtype dtype, const std::byte* const* parts, int ranks, std::int64_t count, std::byte* out);
 
 // Each rank's share in the softmax over all keys, of some heads of some rows: `lse` and `weights` are
-// [ranks, count]. An LSE that is not finite means that the rank saw no key; its share is 0. `weights` has room
-// for (ranks + 2) * count.
+// [ranks, count]. An LSE that is not finite means that the rank saw no key; its share is 0. `weights`
+// has room for (ranks + 2) * count.
 void find_weights(const float* lse, int ranks, std::int64_t count, float* weights);
 
 // A row of attention over shards of its keys, which each rank has attended to by itself.

@@ -29,8 +29,8 @@ struct Row {
           group_order(call.groups) {}
 };
 
-// The numbers [first, first + size) of the greatest `count` values come to the front, in order; what is not
-// a number is greater than all that are.
+// The numbers [first, first + size) of the greatest `count` values come to the front, in order; what is
+// not a number is greater than all that are.
 template <class Value>
 void rank(const std::vector<Value>& values, int* order, int first, int size, int count) {
     std::iota(order, order + size, first);

@@ -1,5 +1,5 @@
-// Which experts rows go to, by the logits of a router. All that decides is computed in double and rounded
-// once, or is one operation on floats: whoever writes it out finds the same experts.
+// Which experts rows go to, by the logits of a router. All that decides is computed in double and
+// rounded once, or is one operation on floats: whoever writes it out finds the same experts.
 #pragma once
 
 #include <cstdint>

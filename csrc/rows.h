@@ -10,8 +10,8 @@
 
 namespace kvspan {
 
-// x += more, if there is more; out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, heads, size], strides
-// in elements, `more` and `out` contiguous.
+// x += more, if there is more; out = weight * round(x / sqrt(mean(x^2) + eps)); [rows, heads, size],
+// strides in elements, `more` and `out` contiguous.
 struct RmsNorm {
     void* x;
     std::int64_t rows, row_stride, head_stride;
@@ -32,9 +32,9 @@ struct SiluMul {
     void* out;
 };
 
-// Rotates pairs of each head's last `dim` elements by the row's angles, and copies those before them: [rows,
-// heads, plain + dim], `out` contiguous. Pairs are (i, i + dim / 2) of what is left, and of `x` too if they
-// are not interleaved there, (2i, 2i + 1).
+// Rotates pairs of each head's last `dim` elements by the row's angles, and copies those before them:
+// [rows, heads, plain + dim], `out` contiguous. Pairs are (i, i + dim / 2) of what is left, and of `x`
+// too if they are not interleaved there, (2i, 2i + 1).
 struct Rotate {
     const void* x;
     std::int64_t rows, row_stride, head_stride;

@@ -9,7 +9,8 @@
 
 namespace kvspan {
 
-// out[r][h] times this rank's share in the softmax over all keys; of everybody's piece in turn, in float32.
+// out[r][h] times this rank's share in the softmax over all keys, in float32; of everybody's piece in
+// turn.
 struct Share {
     Dtype dtype;
     const std::byte* out;  // [rows, heads, head_dim], contiguous; normalised over this rank's keys

@@ -6,10 +6,12 @@
 namespace kvspan {
 namespace {
 
-constexpr int CHAINS = 12;  // sums under way: more than the latency of any unit asks for, times its width
+// Sums under way: more than the latency of any unit asks for, times its width.
+constexpr int CHAINS = 12;
 
-// Runs `step(sum, number)` on CHAINS sums, `rounds` times. The compiler may foresee neither the number nor any
-// sum, or it would merge sums that are alike; an index that is not a constant would keep them in memory.
+// Runs `step(sum, number)` on CHAINS sums, `rounds` times. The compiler may foresee neither the number
+// nor any sum, or it would merge sums that are alike; an index that is not a constant would keep them in
+// memory.
 template <class Sum, class Number, class Step>
 inline void spin_in_registers(std::int64_t rounds, Number number, Step step) {
     Sum first[CHAINS] = {}, sums[CHAINS];

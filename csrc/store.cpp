@@ -20,7 +20,7 @@ KVSPAN_INLINE std::uint8_t to_i8(float x) {
     return static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(shifted));
 }
 
-// To the nearest e4m3, ties to even. An ulp of 2^14 is the smallest subnormal, so that the addition rounds.
+// To the nearest e4m3, ties to even. An ulp of 2^14 is the smallest subnormal, so the addition rounds.
 KVSPAN_INLINE std::uint8_t to_e4m3(float x) {
     const float clamped = std::min(std::max(x, -E4M3_LIMIT), E4M3_LIMIT);
     const auto bits = std::bit_cast<std::uint32_t>(clamped);
@@ -60,9 +60,10 @@ KVSPAN_INLINE std::uint16_t encode(const typename Element::Stored* x, int dims, 
 }
 
 // A version for each instruction set is made of functions, not of templates.
-#define KVSPAN_ENCODE(Element)                                                                         \
-    KVSPAN_CLONES std::uint16_t encode_##Element(const void* x, int dims, bool is_i8, std::uint8_t* to) { \
-        return encode<Element>(static_cast<const Element::Stored*>(x), dims, is_i8, to);               \
+#define KVSPAN_ENCODE(Element)                                                           \
+    KVSPAN_CLONES std::uint16_t encode_##Element(const void* x, int dims, bool is_i8,    \
+                                                 std::uint8_t* to) {                     \
+        return encode<Element>(static_cast<const Element::Stored*>(x), dims, is_i8, to); \
     }
 
 KVSPAN_ENCODE(AsF32)

@@ -8,7 +8,7 @@
 namespace kvspan {
 namespace {
 
-constexpr std::size_t SOON_BYTES = 24 << 20;  // that stay in a cache of 32 MiB; of 12 to 28 as fast as any
+constexpr std::size_t SOON_BYTES = 24 << 20;  // stay in a cache of 32 MiB; of 12 to 28 as fast as any
 
 double now_s() {
     const auto since = std::chrono::steady_clock::now().time_since_epoch();
@@ -25,7 +25,8 @@ Tape*& Tape::recording() {
 void Tape::keep(Work work, std::function<void()> call, std::initializer_list<const void*> brought,
                 std::vector<Memory> weights) {
     calls_.push_back({work, std::move(call), std::move(weights), {}});
-    is_whole_ &= std::all_of(brought.begin(), brought.end(), [&](const void* at) { return is_input(at); });
+    is_whole_ &=
+        std::all_of(brought.begin(), brought.end(), [&](const void* at) { return is_input(at); });
 }
 
 void Tape::stop() {

@@ -1,6 +1,7 @@
 // Calls of kernels that are kept, to be made again in the same order with no Python between them: most
-// steps do what the step before did. A call is kept with all its sizes and addresses, so what a step brings
-// has to lie where it lay before; a tape knows that memory, and tells if a call read it elsewhere.
+// steps do what the step before did. A call is kept with all its sizes and addresses, so what a step
+// brings has to lie where it lay before; a tape knows that memory, and tells if a call read it
+// elsewhere.
 #pragma once
 
 #include <cstddef>

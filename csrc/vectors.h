@@ -30,7 +30,7 @@ typedef std::uint16_t Halves __attribute__((vector_size(WIDTH * 2)));
 typedef std::int8_t Bytes __attribute__((vector_size(WIDTH)));
 typedef float Quad __attribute__((vector_size(16)));
 
-// Elements of a cache beside floats: 16 bits of either kind, or codes of 8, which have a scale elsewhere.
+// Elements of a cache beside floats: 16 bits of either kind, or codes of 8, with a scale elsewhere.
 struct Bf16 {
     std::uint16_t bits;
 };

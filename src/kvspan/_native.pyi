@@ -1,4 +1,4 @@
-"""The C++ extension; see `csrc/bindings.cpp`."""
+"""The C++ extension; see `csrc/bindings*.cpp`."""
 
 from collections.abc import Sequence
 from enum import Enum

@@ -1,17 +1,19 @@
 """Lost ranks and lost engines: streams pause and go on, or end with an error; nothing stays behind."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from tests.server.conftest import Running, serving
+from tests.server.conftest import Running, serving, standing_still
 
 from kvspan.testing.checkpoints import write_checkpoint, write_tokenizer
 from kvspan.testing.tiny import TINY
@@ -177,6 +179,42 @@ def test_a_killed_engine_is_started_again_and_its_streams_go_on(server: Running)
     assert again.errors == {}
     assert all(again.texts.values())
     assert len(set(os.listdir("/dev/shm")) - shared) <= 1  # noqa: PTH208
+
+
+def test_who_comes_while_the_engine_is_started_again_waits_like_any_other(model: Path) -> None:
+    body = {"prompt": "hello", "max_tokens": 5, "temperature": 0}
+
+    def ask() -> httpx.Response:
+        with server.http as client:
+            return client.post("/v1/completions", json=body)
+
+    with serving(model, *TWO, "--max-num-seqs", "1", "--max-queue", "1") as server:
+        wanted = ask().json()["choices"][0]["text"]
+        lost = server.engine
+        lost.kill()
+        again = await_engine(server, other_than=lost)
+        with ThreadPoolExecutor(2) as pool:
+            with standing_still(again):  # until everybody has come
+                waiting = [pool.submit(ask) for _ in range(2)]
+                server.await_metric("kvspan_num_requests_waiting", 2)
+                assert ask().status_code == 429
+                with server.http as client:
+                    assert client.get("/health").status_code == 200
+                    assert client.get("/ready").status_code == 503
+            replies = [each.result() for each in waiting]
+        assert [reply.status_code for reply in replies] == [200, 200]
+        assert [reply.json()["choices"][0]["text"] for reply in replies] == [wanted] * 2
+        assert server.metric("kvspan_engine_restarts_total") == 1
+
+
+def await_engine(server: Running, *, other_than: psutil.Process) -> psutil.Process:
+    """The engine that is started in place of another one, as soon as it runs a program of its own."""
+    while True:
+        for child in psutil.Process(server.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if child.pid != other_than.pid and "kvspan.engine.service" in child.cmdline():
+                    return child
+        threading.Event().wait(0.01)  # the server needs this machine's time
 
 
 def test_a_stopped_engine_is_lost_though_no_step_is_long(model: Path) -> None:

@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from kvspan import SamplingParams
-from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
-from kvspan.testing.forward import Forward, ForwardCase, forward
+from kvspan.testing.forward import Forward, ForwardCase
 from kvspan.testing.tiny import tiny_deepseek_v3
-from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
 from tests.layouts.engines import engine, generate
+from tests.layouts.forwards import assert_same, run
 
 LENGTHS = (1, 2, 5, 7, 8, 9, 33, 150)
 SIZES = [
@@ -50,20 +49,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(model: Path, case: ForwardCase, lengths: tuple[int, ...] = LENGTHS) -> Forward:
-    generator = torch.Generator().manual_seed(3)
-    tokens = [torch.randint(203, (n,), generator=generator).tolist() for n in lengths]
-    return forward(resolve(str(model)), tokens, case)
-
-
 @pytest.fixture(scope="module")
 def one_rank(model: Path) -> Forward:
-    return run(model, ForwardCase())
-
-
-def assert_same(got: Forward, wanted: Forward) -> None:
-    for mine, theirs in zip(got.logits, wanted.logits, strict=True):
-        assert_within(mine.log_softmax(-1), theirs.log_softmax(-1), "logprobs", torch.float32)
+    return run(model, LENGTHS)
 
 
 def ops_of_pcp(result: Forward) -> list[list[str]]:
@@ -94,8 +82,8 @@ def test_what_is_made_together_equals_one_rank(
         random_pools=random_pools,
         prefill_strategy="allgather_kv",
     )
-    result = run(model, case)
-    assert_same(result, one_rank)
+    result = run(model, LENGTHS, case)
+    assert_same(result.logits, one_rank.logits)
     assert_equal_calls(result, topology)
 
 
@@ -115,8 +103,8 @@ def test_one_gather_more_for_each_part_that_is_large_enough(
     """Parts of 48 tokens: 150 are three of them and 6 more, too few."""
     lengths = (length,)
     case = ForwardCase(topology=topology, workspace_tokens=48)
-    alone = ops_of_pcp(run(model, case, lengths))
-    together = ops_of_pcp(run(model, replace(case, together_tokens=40), lengths))
+    alone = ops_of_pcp(run(model, lengths, case))
+    together = ops_of_pcp(run(model, lengths, replace(case, together_tokens=40)))
     num_layers = 2
     for mine, before in zip(together, alone, strict=True):
         assert mine.count("all_gather") == before.count("all_gather") + num_layers * gathers
@@ -127,9 +115,9 @@ def test_a_coordinate_without_rows_makes_its_share(topology: Topology, model: Pa
     """A prompt that is not cut has all its rows at one coordinate; the others make keys for it."""
     lengths = (33,)
     case = ForwardCase(topology=topology, least_tokens_to_split=1000, workspace_tokens=1024)
-    wanted = run(model, ForwardCase(), lengths)
-    result = run(model, replace(case, together_tokens=1), lengths)
-    assert_same(result, wanted)
+    wanted = run(model, lengths)
+    result = run(model, lengths, replace(case, together_tokens=1))
+    assert_same(result.logits, wanted.logits)
     assert_equal_calls(result, topology)
 
 
@@ -140,9 +128,9 @@ def test_over_shared_memory(kv_dtype: torch.dtype | None, model: Path) -> None:
     case = ForwardCase(
         topology=TWO, chunk=64, workspace_tokens=48, kv_dtype=kv_dtype, prefill_strategy="allgather_kv"
     )
-    threads = run(model, replace(case, together_tokens=NEVER))
-    shared = run(model, replace(case, together_tokens=1, shared_memory=True))
-    assert_same(shared, threads)
+    threads = run(model, LENGTHS, replace(case, together_tokens=NEVER))
+    shared = run(model, LENGTHS, replace(case, together_tokens=1, shared_memory=True))
+    assert_same(shared.logits, threads.logits)
 
 
 @pytest.mark.parametrize("dcp", [1, 2])

@@ -10,16 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvspan.config.model import parse_model_config
 from kvspan.cost.prefill import FEWEST_BYTES
-from kvspan.errors import LayoutError
-from kvspan.loading.resolve import resolve
-from kvspan.testing.checkpoints import write_checkpoint
-from kvspan.testing.forward import ForwardCase, forward
-from kvspan.testing.tiny import KIMI, TINY
-from kvspan.testing.tolerance import assert_within
-from kvspan.topology import Topology, check_layout
+from kvspan.testing.forward import ForwardCase
+from kvspan.topology import Topology
 from tests.conftest import SEED
+from tests.layouts.forwards import assert_same, is_legal, run, write_models
 from tests.layouts.pairwise import pairwise
 
 # (T, W) with a model whose heads allow it; "decoupled" and "copies" both occur.
@@ -59,25 +54,10 @@ LENGTHS = (5, 1, 66, 118, 33)
 
 Combination = tuple[tuple[tuple[int, int], str], int, str, bool, bool, int, str]
 AXES = (LAYOUTS, INTERLEAVES, EXCHANGES, QUERIES, EXPERTS, CHUNKS, STRATEGIES)
-CONFIGS = {**TINY, "kimi": KIMI}
 EVERYDAY = pairwise(AXES, seed=SEED)
 STRATEGY_IN_TURN = zip(itertools.product(*AXES[:-1]), itertools.cycle(STRATEGIES), strict=False)
 SLOW = {(*others, strategy) for others, strategy in STRATEGY_IN_TURN} - set(EVERYDAY)
 FULL = [*EVERYDAY, *(pytest.param(c, marks=pytest.mark.slow) for c in sorted(SLOW, key=str))]
-
-
-def sequences() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(203, (n,), generator=generator).tolist() for n in LENGTHS]
-
-
-def is_legal(topology: Topology, name: str) -> bool:
-    heads = parse_model_config(CONFIGS[name], where=name).heads
-    try:
-        check_layout(topology, heads)
-    except LayoutError:
-        return False
-    return True
 
 
 def case_of(combination: Combination) -> ForwardCase:
@@ -95,19 +75,12 @@ def case_of(combination: Combination) -> ForwardCase:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {}
-    for name in {name for _, name in LAYOUTS}:
-        found[name] = tmp_path_factory.mktemp(name)
-        write_checkpoint(found[name], CONFIGS[name], seed=SEED)
-    return found
+    return write_models({name for _, name in LAYOUTS}, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
-    return {
-        name: forward(resolve(str(path)), sequences(), ForwardCase()).logits
-        for name, path in checkpoints.items()
-    }
+    return {name: run(path, LENGTHS).logits for name, path in checkpoints.items()}
 
 
 @pytest.mark.parametrize("combination", FULL, ids=lambda c: f"{c[0][1]}-{case_of(c)}")
@@ -117,11 +90,10 @@ def test_a_layout_equals_one_rank(
     one_rank: dict[str, list[torch.Tensor]],
 ) -> None:
     name = combination[0][1]
-    result = forward(resolve(str(checkpoints[name])), sequences(), case_of(combination))
+    result = run(checkpoints[name], LENGTHS, case_of(combination))
     for got, wanted in zip(result.logits, one_rank[name], strict=True):
         assert torch.equal(got.argmax(-1), wanted.argmax(-1))
-        logprobs, wanted_logprobs = got.log_softmax(-1), wanted.log_softmax(-1)
-        assert_within(logprobs, wanted_logprobs, "logprobs", torch.float32)
+    assert_same(result.logits, one_rank[name])
     ops = [[call.op for call in calls] for calls in result.calls]
     assert all(of_rank == ops[0] for of_rank in ops)
 
@@ -131,7 +103,7 @@ EVERY_LAYOUT = [
     pytest.param(name, topology, id=f"{name}-T{topology.tp_size}-W{topology.dcp_size}")
     for name in FAMILIES
     for topology in (Topology(tp_size=t, dcp_size=w) for t in range(1, 9) for w in range(1, t + 1))
-    if is_legal(topology, name)
+    if is_legal(name, topology)
 ]
 
 
@@ -146,9 +118,7 @@ def test_every_legal_layout_of_a_family_equals_one_rank(
     one_rank: dict[str, list[torch.Tensor]],
 ) -> None:
     case = ForwardCase(topology=topology, interleave=interleave, chunk=17)
-    result = forward(resolve(str(checkpoints[name])), sequences(), case)
-    for got, wanted in zip(result.logits, one_rank[name], strict=True):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    assert_same(run(checkpoints[name], LENGTHS, case).logits, one_rank[name])
 
 
 def test_the_everyday_run_covers_every_pair() -> None:

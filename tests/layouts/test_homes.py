@@ -14,13 +14,14 @@ from kvspan.cost.choice import Choice
 from kvspan.cost.team import NO_TEAM
 from kvspan.engine.engine import Generation
 from kvspan.loading.resolve import resolve
-from kvspan.testing.checkpoints import write_checkpoint
+from kvspan.models.base import Batch
+from kvspan.step import Step
 from kvspan.testing.forward import ForwardCase, forward
-from kvspan.testing.tiny import TINY
-from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Span, Topology
-from tests.conftest import SEED
+from kvspan.worker.share import Shares
+from kvspan.worker.worker import Worker
 from tests.layouts.engines import engine, generate
+from tests.layouts.forwards import assert_same, write_models
 
 # (T, W) with a model whose heads allow it: one DCP group and two, GQA and MLA, biases, cut heads.
 RANKS = [
@@ -57,10 +58,7 @@ def tokens(length: int, *, seed: int = 11) -> list[int]:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {name: tmp_path_factory.mktemp(name) for name in {name for _, name in RANKS}}
-    for name, path in found.items():
-        write_checkpoint(path, TINY[name], seed=SEED)
-    return found
+    return write_models({name for _, name in RANKS}, tmp_path_factory)
 
 
 @pytest.mark.parametrize("exchange", ["a2a", "ag_rs"])
@@ -85,8 +83,7 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
     checkpoint = resolve(str(checkpoints[name]))
     result = forward(checkpoint, sequences, case)
     wanted = forward(checkpoint, sequences, ForwardCase())
-    for got, alone in zip(result.logits, wanted.logits, strict=True):
-        assert_within(got.log_softmax(-1), alone.log_softmax(-1), "logprobs", torch.float32)
+    assert_same(result.logits, wanted.logits)
     for number, partition in enumerate((topology.tp_groups(), topology.dcp_groups())):
         for group in partition:
             ops = [[call.op for call in result.group_calls[rank][number]] for rank in group]
@@ -113,8 +110,7 @@ def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
     checkpoint = resolve(str(checkpoints[name]))
     result = forward(checkpoint, sequences, case)
     wanted = forward(checkpoint, sequences, ForwardCase())
-    for got, alone in zip(result.logits, wanted.logits, strict=True):
-        assert_within(got.log_softmax(-1), alone.log_softmax(-1), "logprobs", torch.float32)
+    assert_same(result.logits, wanted.logits)
 
 
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
@@ -133,8 +129,7 @@ def test_local_rows_make_no_collective_of_their_group(name: str, checkpoints: di
     assert [len(calls[0]) for calls in result.group_calls] == [
         len(calls[0]) for calls in static.group_calls
     ]
-    for got, wanted in zip(result.logits, alone.logits, strict=True):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    assert_same(result.logits, alone.logits)
 
 
 def elastic(model: Path, homes: str, **options: object) -> LLM:
@@ -225,6 +220,26 @@ def test_short_traffic_never_meets(homes: str, checkpoints: dict[str, Path]) -> 
         stats = llm.engine.core.stats
     assert stats.cached_tokens == 32
     assert stats.exchange_steps == stats.kv_gathers == stats.q_gathers == 0
+
+
+@pytest.mark.parametrize("homes", ["coordinates", "coordinates, a team"])
+def test_steps_of_a_team_are_counted_as_ranks_make_them(
+    homes: str, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of a full step are too many rows for a team; requests come to lie on both coordinates."""
+    prepare, made = Worker.prepare, []
+
+    def noting(worker: Worker, step: Step) -> tuple[Shares, Batch]:
+        shares, batch = prepare(worker, step)
+        made.append(bool(shares.team))
+        return shares, batch
+
+    monkeypatch.setattr(Worker, "prepare", noting)
+    with elastic(checkpoints["llama-gqa-9x3"], homes) as llm:
+        run(llm, [tokens(n, seed=n) for n in (5, 33, 40, 150)], LONG)
+        stats = llm.engine.core.stats
+    assert made.count(True) == 2 * stats.team_steps
+    assert (0 < stats.team_steps < stats.steps) == homes.endswith("a team")
 
 
 @pytest.mark.parametrize("homes", ["ranks", "coordinates"])

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from kvspan.cost.prefill import FEWEST_BYTES
-from kvspan.loading.resolve import resolve
 from kvspan.testing.checkpoints import write_checkpoint
-from kvspan.testing.forward import Forward, ForwardCase, forward
+from kvspan.testing.forward import Forward, ForwardCase
 from kvspan.testing.tiny import TINY, tiny_deepseek_v3
-from kvspan.testing.tolerance import assert_within
 from kvspan.topology import Topology
 from tests.conftest import SEED
+from tests.layouts.forwards import assert_same, run
 
 WHOLE = 10_000
 STRATEGIES = [FEWEST_BYTES, "allgather_q", "allgather_kv"]
@@ -35,19 +34,8 @@ def whole_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(model: Path, lengths: tuple[int, ...], case: ForwardCase) -> Forward:
-    generator = torch.Generator().manual_seed(3)
-    tokens = [torch.randint(203, (n,), generator=generator).tolist() for n in lengths]
-    return forward(resolve(str(model)), tokens, case)
-
-
 def ops_by_rank(result: Forward) -> list[list[str]]:
     return [[call.op for call in calls] for calls in result.calls]
-
-
-def assert_same(got: Forward, wanted: Forward) -> None:
-    for mine, theirs in zip(got.logits, wanted.logits, strict=True):
-        assert_within(mine.log_softmax(-1), theirs.log_softmax(-1), "logprobs", torch.float32)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -63,7 +51,7 @@ def test_contexts_that_are_multiples_of_nothing(model: Path, workspace: int, str
         workspace_tokens=workspace,
         prefill_strategy=strategy,
     )
-    assert_same(run(model, lengths, case), wanted)
+    assert_same(run(model, lengths, case).logits, wanted.logits)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -71,12 +59,12 @@ def test_contexts_that_are_multiples_of_nothing(model: Path, workspace: int, str
 def test_three_chunks_and_five_tokens(model: Path, chunk: int, strategy: str) -> None:
     """64 rows and more are expanded or gathered, the last 5 are absorbed; both see all of the rest."""
     lengths = (3 * 64 + 5, 64, 1)
-    wanted = run(model, lengths, ForwardCase())
+    wanted = run(model, lengths)
     for interleave in (1, 8):
         case = ForwardCase(
             topology=TWO_RANKS, chunk=chunk, interleave=interleave, prefill_strategy=strategy
         )
-        assert_same(run(model, lengths, case), wanted)
+        assert_same(run(model, lengths, case).logits, wanted.logits)
 
 
 @pytest.mark.parametrize("interleave", [1, 8])
@@ -87,12 +75,12 @@ def test_keys_and_values_are_gathered_like_latents(
 ) -> None:
     write_checkpoint(tmp_path, TINY[name], seed=SEED)
     lengths = (3 * 64 + 5, 64, 1)
-    wanted = run(tmp_path, lengths, ForwardCase())
+    wanted = run(tmp_path, lengths)
     for topology in (TWO_RANKS, Topology(tp_size=3, dcp_size=3), Topology(tp_size=4, dcp_size=2)):
         if TINY[name]["num_attention_heads"] % topology.attention_tp_size:
             continue
         case = ForwardCase(topology=topology, chunk=64, interleave=interleave, prefill_strategy=strategy)
-        assert_same(run(tmp_path, lengths, case), wanted)
+        assert_same(run(tmp_path, lengths, case).logits, wanted.logits)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +112,7 @@ def test_a_fresh_prompt_exchanges_nothing(
     result = run(whole_heads, lengths, case)
     for ops in ops_by_rank(result):
         assert sorted(ops) == ["all_gather"] + ["all_reduce"] * 5
-    assert_same(result, run(whole_heads, lengths, ForwardCase()))
+    assert_same(result.logits, run(whole_heads, lengths).logits)
 
 
 @pytest.mark.parametrize("interleave", [1, 8])
@@ -150,7 +138,7 @@ def test_a_workspace_is_never_exceeded(whole_heads: Path, workspace: int, interl
     assert max(map(max, latents)) <= workspace // 2 // 2, "two parts at a time, of two ranks"
     # Two layers; contexts of sequences with 64 rows: 64 + 64, then 128; the last rows ask latents.
     assert sum(map(sum, latents)) == 2 * (64 + 64 + 128)
-    assert_same(result, run(whole_heads, lengths, ForwardCase()))
+    assert_same(result.logits, run(whole_heads, lengths).logits)
 
 
 def test_cached_context_is_gathered_where_that_is_less(whole_heads: Path) -> None:
@@ -172,4 +160,4 @@ def test_rounded_latents_are_the_same_wherever_they_come_from(
     case = ForwardCase(
         topology=TWO_RANKS, chunk=60, interleave=1, kv_dtype=kv_dtype, prefill_strategy=strategy
     )
-    assert_same(run(whole_heads, lengths, case), wanted)
+    assert_same(run(whole_heads, lengths, case).logits, wanted.logits)

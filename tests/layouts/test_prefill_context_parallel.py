@@ -8,19 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from kvspan.config.model import parse_model_config
 from kvspan.cost.rows import least_tokens_to_split
-from kvspan.errors import LayoutError
 from kvspan.layers.experts import Experts
 from kvspan.loading.resolve import resolve
-from kvspan.testing.checkpoints import write_checkpoint
 from kvspan.testing.forward import Forward, ForwardCase, forward
-from kvspan.testing.tiny import KIMI, TINY
-from kvspan.testing.tolerance import assert_within
-from kvspan.topology import Span, Topology, check_layout
-from tests.conftest import SEED
+from kvspan.topology import Span, Topology
+from tests.layouts.forwards import assert_same, is_legal, run, write_models
 
-CONFIGS = {**TINY, "kimi": KIMI}
 MODELS = ("llama-gqa-9x3", "qwen3", "deepseek-v3", "deepseek-v2-lite", "qwen3-moe", "llama-mqa")
 SIZES = [
     Topology(tp_size=t, dcp_size=w, pcp_size=p)
@@ -31,14 +25,6 @@ SIZES = [
 EVERYDAY = {(2, 1, 1), (2, 1, 2), (2, 2, 4), (3, 2, 3)}
 LENGTHS = (1, 2, 5, 7, 8, 9, 33, 150)
 LONG = (500, 2000, 3)
-
-
-def is_legal(name: str, topology: Topology) -> bool:
-    try:
-        check_layout(topology, parse_model_config(CONFIGS[name], where=name).heads)
-    except LayoutError:
-        return False
-    return True
 
 
 def matrix(models: Sequence[str] = MODELS) -> list[object]:
@@ -57,34 +43,20 @@ def matrix(models: Sequence[str] = MODELS) -> list[object]:
     ]
 
 
-def sequences(lengths: Sequence[int] = LENGTHS) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(203, (n,), generator=generator).tolist() for n in lengths]
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    found = {name: tmp_path_factory.mktemp(name) for name in MODELS}
-    for name, path in found.items():
-        write_checkpoint(path, CONFIGS[name], seed=SEED)
-    return found
+    return write_models(MODELS, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def one_rank(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
-    return {
-        name: forward(resolve(str(path)), sequences(), ForwardCase()).logits
-        for name, path in checkpoints.items()
-    }
+    return {name: run(path, LENGTHS).logits for name, path in checkpoints.items()}
 
 
 @pytest.fixture(scope="module")
 def one_rank_long(checkpoints: dict[str, Path]) -> dict[str, list[torch.Tensor]]:
     case = ForwardCase(block_size=16, interleave=16, workspace_tokens=1024)
-    return {
-        name: forward(resolve(str(checkpoints[name])), sequences(LONG), case).logits
-        for name in MODELS[:3]
-    }
+    return {name: run(checkpoints[name], LONG, case).logits for name in MODELS[:3]}
 
 
 @pytest.mark.parametrize("random_pools", [False, True])
@@ -108,9 +80,8 @@ def test_rows_over_coordinates_equal_one_rank(
         prefill_strategy=strategy,
         random_pools=random_pools,
     )
-    result = forward(resolve(str(checkpoints[name])), sequences(), case)
-    for got, wanted in zip(result.logits, one_rank[name], strict=True):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    result = run(checkpoints[name], LENGTHS, case)
+    assert_same(result.logits, one_rank[name])
     assert_equal_calls(result, topology)
 
 
@@ -144,9 +115,8 @@ def test_coordinates_that_are_a_team_equal_one_rank(
         topology=topology, chunk=chunk, least_tokens_to_split=4, team_rows=team_rows, random_pools=True
     )
     short = LENGTHS[:-1]
-    result = forward(resolve(str(checkpoints[name])), sequences(LENGTHS)[: len(short)], case)
-    for got, wanted in zip(result.logits, one_rank[name], strict=False):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    result = run(checkpoints[name], short, case)
+    assert_same(result.logits, one_rank[name][: len(short)])
     assert_equal_calls(result, topology)
     assert any(call.op == "reduce_scatter" for calls in result.group_calls[0] for call in calls)
 
@@ -157,15 +127,15 @@ def test_idle_rows_of_a_team_are_zeros_to_experts(
 ) -> None:
     """So that none is read for them."""
     seen: list[list[bool]] = []
-    run = Experts.forward
+    multiply = Experts.forward
 
     def noted(layer: Experts, x: torch.Tensor, *others: Any) -> torch.Tensor:
         seen.append(x.any(1).tolist())
-        return run(layer, x, *others)
+        return multiply(layer, x, *others)
 
     monkeypatch.setattr(Experts, "forward", noted)
     case = ForwardCase(topology=Topology(pcp_size=3, dcp_size=3), chunk=1, team_rows=Span(1, 9))
-    forward(resolve(str(checkpoints[name])), sequences((4,)), case)
+    run(checkpoints[name], (4,), case)
     assert seen
     assert all(sum(busy) == 1 and len(busy) == 3 for busy in seen)
 
@@ -193,9 +163,8 @@ def test_long_prompts_equal_one_rank(
         prefill_strategy=strategy,
         workspace_tokens=128,
     )
-    result = forward(resolve(str(checkpoints[name])), sequences(LONG), case)
-    for got, wanted in zip(result.logits, one_rank_long[name], strict=True):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    result = run(checkpoints[name], LONG, case)
+    assert_same(result.logits, one_rank_long[name])
     assert_equal_calls(result, topology)
 
 
@@ -211,5 +180,4 @@ def test_requests_at_home_concern_nobody_else(name: str, checkpoints: dict[str, 
     pcp_calls = [by_group[2] for by_group in result.group_calls]
     assert [len(calls) for calls in pcp_calls] == [1, 1]
     alone = forward(resolve(str(checkpoints[name])), short, ForwardCase())
-    for got, wanted in zip(result.logits, alone.logits, strict=True):
-        assert_within(got.log_softmax(-1), wanted.log_softmax(-1), "logprobs", torch.float32)
+    assert_same(result.logits, alone.logits)

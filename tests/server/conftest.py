@@ -81,6 +81,16 @@ class Running:
 
 
 @contextlib.contextmanager
+def standing_still(process: psutil.Process) -> Iterator[None]:
+    """Stops a process for a while; stopped, it would outlive its server."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+@contextlib.contextmanager
 def serving(model: Path, *options: str) -> Iterator[Running]:
     """Starts `kvspan serve` and ends it; it must end by itself then."""
     command = [sys.executable, "-m", "kvspan", "serve", str(model), *OPTIONS, *options]

@@ -55,6 +55,16 @@ def test_an_engine_that_has_made_no_step_is_seen(model: Path) -> None:
         assert idle.sample('kvspan_kv_used_tokens{rank="0",replica="0"}') == 0
 
 
+def test_a_body_that_is_refused_for_a_later_prompt_counts_no_output(server: Running) -> None:
+    ended = "kvspan_request_success_total", "kvspan_request_prompt_tokens_count"
+    before = [server.metric(name) for name in ended]
+    with server.http as client:
+        refused = client.post("/v1/completions", json={"prompt": [[1, 2], [3], [500]], "n": 2})
+    assert refused.status_code == 400
+    assert "500" in refused.json()["error"]["message"]
+    assert [server.metric(name) for name in ended] == before
+
+
 def test_they_add_up(server: Running) -> None:
     names = (
         "kvspan_generation_tokens_total",

@@ -58,6 +58,7 @@ class Fleet:
             preemptions=sum(s.preemptions for s in every),
             exchange_steps=sum(s.exchange_steps for s in every),
             shared_steps=sum(s.shared_steps for s in every),
+            team_steps=sum(s.team_steps for s in every),
             spills=sum(s.spills for s in every),
         )
 

@@ -71,13 +71,12 @@ def tiny_steps(
         played: whether steps may be played.
         choices: further options of the engine, by name.
     """
-    options = _options(num_ranks, played=played, choices=choices)
     shapes = {
         "few": (FEW_LAYERS, WEIGHT_BYTES),
         "many": (MANY_LAYERS, WEIGHT_BYTES),
         "twice": (FEW_LAYERS, 2 * WEIGHT_BYTES),
     }
-    with _contenders(shapes, options) as contenders:
+    with _contenders(shapes, num_ranks, played=played, choices=choices) as contenders:
         (one_us, layer_us), (several_us, layer_of_several_us) = (
             _step_and_layer_us(contenders, rows) for rows in (FEW_ROWS, MANY_ROWS)
         )
@@ -102,19 +101,21 @@ def bare_layer_us(
         choices: further options of the engine, by name.
     """
     shapes = {"few": (FEW_LAYERS, 0), "many": (MANY_LAYERS, 0)}
-    options = _options(num_ranks, played=played, choices=choices)
-    with _contenders(shapes, options) as contenders:
-        rounds_us = _rounds_us(contenders, FEW_ROWS)
-    return statistics.median(its["many"] - its["few"] for its in rounds_us) / (MANY_LAYERS - FEW_LAYERS)
+    with _contenders(shapes, num_ranks, played=played, choices=choices) as contenders:
+        return statistics.median(map(_layer_us, _rounds_us(contenders, FEW_ROWS)))
 
 
 def _step_and_layer_us(contenders: Sequence[Contender], num_rows: int) -> tuple[float, float]:
     """Microseconds of a step beside its layers and what they read, and of a layer beside that."""
     layers, beside = [], []
     for its in _rounds_us(contenders, num_rows):
-        layers.append((its["many"] - its["few"]) / (MANY_LAYERS - FEW_LAYERS))
+        layers.append(_layer_us(its))
         beside.append(its["few"] - FEW_LAYERS * layers[-1] - (its["twice"] - its["few"]))
     return statistics.median(beside), statistics.median(layers)
+
+
+def _layer_us(step_us: Mapping[str, float]) -> float:
+    return (step_us["many"] - step_us["few"]) / (MANY_LAYERS - FEW_LAYERS)
 
 
 def _rounds_us(contenders: Sequence[Contender], num_rows: int) -> list[dict[str, float]]:
@@ -127,8 +128,16 @@ def _rounds_us(contenders: Sequence[Contender], num_rows: int) -> list[dict[str,
     ]
 
 
-def _options(num_ranks: int, *, played: bool, choices: Mapping[str, int | str]) -> dict[str, int | str]:
-    return {
+@contextmanager
+def _contenders(
+    shapes: Mapping[str, tuple[int, int]],
+    num_ranks: int,
+    *,
+    played: bool,
+    choices: Mapping[str, int | str],
+) -> Iterator[list[Contender]]:
+    """Engines of models by layers and bytes of weights (of bf16), while this lasts."""
+    options = {
         "load_format": "dummy",
         "dtype": "bfloat16" if played else "float32",
         "tensor_parallel_size": num_ranks,
@@ -137,13 +146,6 @@ def _options(num_ranks: int, *, played: bool, choices: Mapping[str, int | str]) 
         "kv_cache_memory": 256 << 20,
         **choices,
     }
-
-
-@contextmanager
-def _contenders(
-    shapes: Mapping[str, tuple[int, int]], options: Mapping[str, int | str]
-) -> Iterator[list[Contender]]:
-    """Engines of models by layers and bytes of weights (of bf16), while this lasts."""
     running: list[Contender] = []
     try:
         with tempfile.TemporaryDirectory() as directory:

@@ -11,6 +11,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import format_bytes
 from kvspan.cost.latents import NEVER
 from kvspan.cost.memory import CachePlan
+from kvspan.cost.prefill import FEWEST_BYTES
 from kvspan.engine.core import EngineCore
 from kvspan.step import RankReport
 from kvspan.topology import Span
@@ -57,6 +58,8 @@ def _shown(value: object) -> str:
             return "none"
         case Span():
             return f"{value.start} to {value.stop - 1}"
+        case str() if value == FEWEST_BYTES:  # not a word that the flag takes
+            return "auto (whichever moves less, sequence by sequence)"
         case _:
             return "never" if value == NEVER else f"{value}"
 

@@ -184,14 +184,10 @@ class AsyncLLM:
 
         Raises:
             RequestError: it can never run; one sentence with the numbers.
-            EngineDeadError: there is no engine to run it.
+            EngineDeadError: there is no engine to run it, and none is being started again.
         """
         text, ids = read_prompt(prompt, params, self._tokenizer)
-        check_request(self.resolved, ids, params)
-        with blaming("structured_outputs"):
-            self.check_form(params)
-        with blaming("cache_salt"):
-            check_unicode("cache_salt", cache_salt)
+        self.check(ids, params, cache_salt=cache_salt)
         replica = self._choose(ids, cache_salt)
         replica.refuse_if_gone()
         number = next(self._request_numbers)
@@ -216,6 +212,23 @@ class AsyncLLM:
         )
         replica.add(stream, orders)
         return stream
+
+    def check(self, prompt: Sequence[int], params: SamplingParams, *, cache_salt: str = "") -> None:
+        """Refuses a request that can never run, as `add` does.
+
+        Args:
+            prompt: its token ids.
+            params: how tokens are chosen.
+            cache_salt: with whom it shares prefixes.
+
+        Raises:
+            RequestError: one sentence with the numbers.
+        """
+        check_request(self.resolved, prompt, params)
+        with blaming("structured_outputs"):
+            self.check_form(params)
+        with blaming("cache_salt"):
+            check_unicode("cache_salt", cache_salt)
 
     def check_form(self, params: SamplingParams) -> None:
         """Refuses a form that outputs cannot be held to. It takes a while when a large one is new.
@@ -328,10 +341,14 @@ class AsyncLLM:
         self._output_numbers = itertools.count()
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> Replica:
-        """The replica for a request; a lost one gets none while there is another."""
+        """The replica for a request; a lost one gets none while there is another.
+
+        While none is there, requests wait for those that are being started again.
+        """
         numbered = dict(enumerate(self._replicas))
         taking = {n: replica for n, replica in numbered.items() if replica.takes_requests}
         working = {n: replica for n, replica in taking.items() if replica.health.ready} or taking
+        working = working or {n: replica for n, replica in numbered.items() if replica.is_returning}
         if len(working) <= 1 or self._router is None:
             return next(iter((working or numbered).values()))
         places = self.resolved.max_num_seqs

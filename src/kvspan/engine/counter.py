@@ -45,7 +45,11 @@ class StepCounter:
         prefills = [row.num_tokens for row in rows if row.num_tokens > 1 or not row.sample]
         admitted = [state for i in scheduled.admitted if (state := states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
-        travelled = self._travel.of(rows, lambda request_id: _pools(states.get(request_id)))
+
+        def pools_of(request_id: int) -> Collection[int]:
+            return _pools(states.get(request_id))
+
+        travelled = self._travel.of(rows, pools_of)
         has_met = scheduled.num_spread > 0 or travelled.num_met > 0
         old = self.stats
         self.stats = EngineStats(
@@ -61,6 +65,7 @@ class StepCounter:
             q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
             exchange_steps=old.exchange_steps + has_met,
             shared_steps=old.shared_steps + (travelled.num_shared > 0),
+            team_steps=old.team_steps + self._travel.makes_a_team(rows, pools_of),
             spills=self._spills_before + num_spills,
         )
 

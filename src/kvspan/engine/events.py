@@ -55,6 +55,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
         exchange_steps: steps in which ranks met in attention: with a row of a request that lies on
             several of them, or a piece of a prompt over cached tokens that was too much for its home.
         shared_steps: steps in which PCP coordinates handed new keys of prompts round.
+        team_steps: steps in which they multiplied all rows together, each with a part of the weights.
         spills: requests that left their home before they were long, because it was full.
     """
 
@@ -70,6 +71,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     q_gather_bytes: int = 0
     exchange_steps: int = 0
     shared_steps: int = 0
+    team_steps: int = 0
     spills: int = 0
 
 

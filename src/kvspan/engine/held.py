@@ -51,6 +51,11 @@ class Held:
         """One for each request."""
         return list(dict.fromkeys(output.stream for output in self._outputs.values()))
 
+    @property
+    def orders(self) -> list[Add]:
+        """Of all outputs, for an engine that goes on with them where others were lost."""
+        return [going_on(each.order, each.stream.generation) for each in self._outputs.values()]
+
     def add(self, stream: RequestStream, orders: Sequence[Add], *, is_left: bool = False) -> None:
         """Holds a request.
 

@@ -117,6 +117,7 @@ class Meter:
         self._steps.number.set(stats.exchange_steps, replica, "yes")
         self._steps.number.set(stats.steps - stats.exchange_steps, replica, "no")
         self._steps.shared.set(stats.shared_steps, replica)
+        self._steps.team.set(stats.team_steps, replica)
         self._steps.spills.set(stats.spills, replica)
 
     def profiled(self, replica: str, profile: Profiled) -> None:
@@ -201,6 +202,11 @@ class _OfSteps:
         self.shared = registry.counter(
             "kvspan_shared_prompt_steps_total",
             "Steps of an engine in which PCP coordinates handed new keys of prompts round.",
+            "replica",
+        )
+        self.team = registry.counter(
+            "kvspan_team_steps_total",
+            "Steps of an engine in which PCP coordinates each read a part of the weights for all rows.",
             "replica",
         )
         self.prompt = registry.counter("kvspan_prompt_tokens_total", "Tokens of prompts.", "replica")

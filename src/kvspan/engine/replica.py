@@ -114,6 +114,11 @@ class Replica:
         return self._connected and self.ready is not None
 
     @property
+    def is_returning(self) -> bool:
+        """Whether its process is being started again: what it is given meanwhile waits for it."""
+        return self._restarting is not None and not self._restarting.done() and not self.health.gone
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Of its unfinished requests: about what they have in its cache."""
         return sum(len(s.generation.prompt_ids) for s in self._held.streams)
@@ -161,16 +166,18 @@ class Replica:
         return ready
 
     def add(self, stream: RequestStream, orders: Sequence[Add]) -> None:
-        """Gives the engine a request, one order for each of its outputs.
+        """Gives the engine a request, one order for each of its outputs, now or when it is back.
 
         Args:
             stream: of the request.
             orders: for the engine.
 
         Raises:
-            EngineDeadError: the process is not there.
+            EngineDeadError: the process is not there, and will not be.
         """
-        self._send(orders)
+        bodies = [encode(order) for order in orders]  # all, before the first one is sent
+        if not self.is_returning:
+            self._send(bodies)
         self._held.add(stream, orders)
 
     def go_on(self, stream: RequestStream, orders: Sequence[Add]) -> None:
@@ -183,16 +190,17 @@ class Replica:
         Raises:
             EngineDeadError: the process is not there.
         """
-        self._send([going_on(order, stream.generation) for order in orders])
+        self._send([encode(going_on(order, stream.generation)) for order in orders])
         self._held.add(stream, orders, is_left=True)
 
     def refuse_if_gone(self) -> None:
-        """Refuses when there is no process to work on a request.
+        """Refuses when there is no process to work on a request, and will be none.
 
         Raises:
             EngineDeadError: says why.
         """
-        self._working()
+        if not self.is_returning:
+            self._working()
 
     def abort(self, request_ids: Sequence[int]) -> None:
         """Ends requests at any moment; their blocks are free before the next step."""
@@ -341,9 +349,9 @@ class Replica:
         blocks = self.ready.plan.blocks_per_rank
         self._meter.loaded(self._name, load, self.chosen.resolved, blocks)
 
-    def _send(self, orders: Sequence[Add]) -> None:
+    def _send(self, bodies: Sequence[bytes]) -> None:
         process = self._working()
-        for body in [encode(order) for order in orders]:  # all, before the first one is sent
+        for body in bodies:
             process.send(body)
 
     def _leave(self, error: KvspanError, *, may_wait: bool) -> None:
@@ -357,6 +365,7 @@ class Replica:
             orders = self._held.orders_of(stream)
             is_elsewhere = bool(orders) and self._left(stream, orders)
             if orders and may_wait and not is_elsewhere:
+                self._held.add(stream, orders, is_left=True)
                 continue
             self._held.drop(stream)
             if not is_elsewhere:
@@ -378,12 +387,11 @@ class Replica:
             except KvspanError as error:
                 self.health.why = str(error)
             else:
-                for stream in self._held.streams:  # they have waited for it
-                    self.go_on(stream, self._held.orders_of(stream))
+                self._send(list(map(encode, self._held.orders)))  # they have waited for it
                 self._tell("It works again.")
                 return
         self.health.gone = True
-        self._end_streams(EngineDeadError(self.health.why))
+        self._leave(EngineDeadError(self.health.why), may_wait=False)
         self._tell(f"{self.health.why} The engine is not started again: {self._restarts.why_none}.")
 
     async def _reap(self, patience_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What travels for prompts: counted as ranks decide it, from the same numbers.
+"""What travels for prompts, and who multiplies rows: counted as ranks decide it, from the same numbers.
 
 Knows rows, where their requests lie, and bytes. Knows no tensors, and decides nothing.
 """
@@ -12,7 +12,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.config.sizes import DTYPE_BYTES
 from kvspan.cost.prefill import PrefillRule, bytes_of_row, bytes_of_token
 from kvspan.step import Row
-from kvspan.worker.share import Homes
+from kvspan.worker.share import Homes, Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +87,24 @@ class ContextTravel:
             num_queries=int(went.sum()),
             query_bytes=int(num_rows[went].sum()) * self._row_bytes,
         )
+
+    def makes_a_team(self, rows: Sequence[Row], pools_of: Callable[[int], Collection[int]]) -> bool:
+        """Whether coordinates multiply the rows together, each with a part of the weights.
+
+        Args:
+            rows: of the step.
+            pools_of: a request -> the pools that have any of its units.
+        """
+        resolved = self._resolved
+        if not resolved.team_rows.size:
+            return False
+        shares = Shares.of(
+            rows,
+            self._homes.of_rows(rows, [pools_of(row.request_id) for row in rows]),
+            resolved.topology,
+            0,  # to each rank it is the same
+            num_homes=resolved.num_homes,
+            least_tokens=resolved.split_tokens,
+            team_rows=resolved.team_rows,
+        )
+        return bool(shares.team)

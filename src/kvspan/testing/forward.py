@@ -172,8 +172,7 @@ def _rank(
             everything = np.ones(ends[-1], np.bool_)
             ran = runner.run(batch)
             hidden = restored(ran.hidden, shares, everything, context.row_groups.pcp)
-            made = ran.logits if case.topology.pcp_size == 1 else None  # a team's are in its order
-            logits = (made or model.logits(hidden)).whole().clone()  # the next step writes there
+            logits = (ran.logits or model.logits(hidden)).whole().clone()  # the next step writes there
             for row, end in zip(step.rows, ends, strict=True):
                 parts[row.request_id].append(logits[end - row.num_tokens : end])
     return [torch.cat(parts[i]) for i in range(len(sequences))], counting.groups

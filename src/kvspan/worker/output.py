@@ -108,8 +108,7 @@ class Outputs:
                 self._prompt(row, mirror, hidden[a:])
                 for row, mirror, a in zip(rows, known, starts, strict=True)
             ]
-            here = ran if self._pcp.size == 1 else Ran(hidden)  # a team's logits are in another order
-            chosen = self._chosen(here, ends[sampling] - 1, asked)
+            chosen = self._chosen(Ran(hidden, ran.logits), ends[sampling] - 1, asked)
         if not self._is_speaker:
             return ()
         sampled = dict(zip(sampling, chosen, strict=True))
@@ -147,9 +146,9 @@ class Outputs:
         if not asked:
             return ()
         places, numbers = zip(*_ended_by_each(ends, shares, self._pcp), strict=True)
-        if ran.logits is not None:
+        if ran.team_logits is not None:
             first = np.cumsum([0, *shares.team])
-            logits = ran.logits.of_rows(
+            logits = ran.team_logits.of_rows(
                 [int(first[c] + place) for c, its in enumerate(places) for place in its]
             )
         else:

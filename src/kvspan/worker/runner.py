@@ -55,12 +55,14 @@ class Ran:
 
     Args:
         hidden: [R, hidden_size], the final hidden states, whole on every rank.
-        logits: of all the rows, or of all rows of the team, with the largest of each; None = nobody has
-            made them yet.
+        logits: of the rows, where they are all of the step's, with the largest of each; None = nobody
+            has made them yet.
+        team_logits: likewise of everybody's rows, one coordinate's after another's, idle ones included.
     """
 
     hidden: Tensor
     logits: Logits | None = None
+    team_logits: Logits | None = None
 
 
 class Runner:
@@ -117,16 +119,20 @@ class Runner:
             )
         while len(self._tapes) >= MOST_SHAPES:
             self._tapes.popitem(last=False)
-        if ran.logits is not None:  # of all tapes in the same memory, as there is much of it
-            ran = replace(ran, logits=replace(ran.logits, mine=self._scratch.shared(ran.logits.mine)))
+        ran = Ran(ran.hidden, self._shared(ran.logits), self._shared(ran.team_logits))
         self._tapes[shape] = None if tape.refusal else _Taped(tape, inputs, ran, collectives)
         return ran
+
+    def _shared(self, logits: Logits | None) -> Logits | None:
+        """Those of all tapes are in the same memory, as there is much of it."""
+        return logits and replace(logits, mine=self._scratch.shared(logits.mine))
 
     def _scored(self, hidden: Tensor, team: tuple[int, ...]) -> Ran:
         """With logits behind them, if rows are few: a team makes them with and without a tape."""
         if not (self._scores or team) or (sum(team) or len(hidden)) > MOST_SCORED_ROWS:
             return Ran(hidden)
-        return Ran(hidden, self._model.logits(hidden, team).with_largest())
+        logits = self._model.logits(hidden, team).with_largest()
+        return Ran(hidden, team_logits=logits) if team else Ran(hidden, logits)
 
     def _play(self, taped: "_Taped") -> None:
         if not self._recorder.on:

@@ -43,6 +43,15 @@ def test_each_line_has_a_flag_or_is_in_the_docs(
         assert name in FLAGS or f"\n| `{name}` | " in table
 
 
+@pytest.mark.parametrize("layout", [COORDINATES, RANKS], ids=["coordinates", "ranks"])
+def test_a_choice_under_a_flag_is_in_words_that_the_flag_takes(layout: dict[str, object]) -> None:
+    (line,) = [
+        each for each in printed(resolved_of("SmolLM2-135M", layout)) if "--prefill-strategy" in each
+    ]
+    word = line.split()[1].rstrip(":")
+    assert EngineConfig.from_mapping({"model": "x", "prefill_strategy": word}).prefill_strategy == word
+
+
 def test_values_are_spelled_for_readers() -> None:
     lines = printed(resolved_of("SmolLM2-135M", {**COORDINATES, "dcp_mode": "elastic"}))
     starts = [line.split(":")[0] for line in lines]

@@ -349,3 +349,84 @@ def test_what_waits_for_an_engine_ends_with_the_server(
             await tokens(stream)
 
     run(tmp_path, test, replicas=1, max_restarts=1)
+
+
+def test_who_comes_while_the_only_engine_is_started_again_waits_behind_those_that_it_had(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        _, first = asked(llm, engines)
+        engines[first].gives(0, 7)
+        engines[first].lost("It was killed.")
+        comes, _ = asked(llm, engines, n=2)
+        leaves, _ = asked(llm, engines)
+        leaves.abort()
+        assert not llm.health.ready
+        assert llm.num_unfinished == 3
+        again = await started_again(llm, engines)
+        found = [(order.request_id, unpack_tokens(order.tokens).tolist()) for order in again.added]
+        assert found == [(0, [*PROMPT, 7]), (1, PROMPT), (2, PROMPT)]
+        assert not again.aborted
+        for request_id in comes.generation.outputs:
+            again.gives(request_id, 8, FinishReason.STOP)
+        assert await tokens(comes) == [8, 8]
+
+    run(tmp_path, test, replicas=1, max_restarts=1)
+
+
+def test_who_has_waited_for_an_engine_has_not_been_lost_with_one(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """It is tried at two engines, like any other that has had nothing."""
+
+    async def test(llm: AsyncLLM) -> None:
+        engines[0].lost("It was killed.")
+        stream = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        for number in (1, 2):
+            while len(engines) == number or not engines[number].added:
+                await asyncio.sleep(0)
+            if number == 1:
+                engines[1].lost("So was this.")
+        engines[2].lost("And this.")
+        with pytest.raises(EngineDeadError, match="And this"):
+            await tokens(stream)
+
+    run(tmp_path, test, replicas=1, max_restarts=3)
+
+
+def test_nobody_waits_for_an_engine_that_is_not_started_again(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        engines[0].lost("It was killed.")
+        comes = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        with pytest.raises(EngineDeadError, match="It was killed"):
+            await tokens(comes)
+        assert llm.health.gone
+        with pytest.raises(EngineDeadError, match="It was killed"):
+            llm.add(PROMPT, SamplingParams(max_tokens=1))
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test, replicas=1, max_restarts=0)
+
+
+def test_what_waits_for_an_engine_that_is_given_up_goes_to_another(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """Both are lost at once, and of the two requests that come then each waits for one of them."""
+
+    async def test(llm: AsyncLLM) -> None:
+        engines[0].lost("It was killed.")
+        while len(engines) < 3 or not all(health.ready for health in llm.healths):
+            await asyncio.sleep(0)
+        engines[1].lost("It was killed.")
+        engines[2].lost("It was killed again.")
+        streams = [llm.add(PROMPT, SamplingParams(max_tokens=1)) for _ in range(2)]
+        while len(engines) < 4 or len(engines[3].added) < 2:
+            await asyncio.sleep(0)
+        assert [health.gone for health in llm.healths] == [True, False]
+        for request_id in (0, 1):
+            engines[3].gives(request_id, 8, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+
+    run(tmp_path, test, replicas=2, max_restarts=1)

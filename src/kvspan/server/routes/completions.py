@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request, Response
 
 from kvspan.clock import unix_s
 from kvspan.engine.stream import RequestStream
-from kvspan.errors import KvspanError, blaming
+from kvspan.errors import blaming
 from kvspan.request import SamplingParams
 from kvspan.server import chat, completions
 from kvspan.server.conversation import prepare
@@ -113,24 +113,20 @@ def _add_all(
     body: CompletionRequest,
     headers: Mapping[str, str],
 ) -> list[RequestStream]:
-    """Queues every prompt, or none of them."""
-    streams: list[RequestStream] = []
-    try:
-        for ids in prompts:
-            streams.append(
-                here.llm.add(
-                    {"prompt_token_ids": ids},
-                    params,
-                    priority=body.priority,
-                    cache_salt=body.cache_salt or "",
-                    trace_headers=headers,
-                )
-            )
-    except KvspanError:
-        for stream in streams:
-            stream.abort()
-        raise
-    return streams
+    """Queues every prompt, or none of them: what is refused leaves no trace of those before it."""
+    cache_salt = body.cache_salt or ""
+    for ids in prompts:
+        here.llm.check(ids, params, cache_salt=cache_salt)
+    return [
+        here.llm.add(
+            {"prompt_token_ids": ids},
+            params,
+            priority=body.priority,
+            cache_salt=cache_salt,
+            trace_headers=headers,
+        )
+        for ids in prompts
+    ]
 
 
 def _names(here: Served, *, as_ids: bool) -> TokenNames:
