@@ -10,6 +10,8 @@
 //     accumulate   partial.out = partial.out * fade + weights . values
 //     finish       brings partial.out in plain order of dims
 //
+// and may give a `Group`, which does all of that but `finish` for numbers of lanes that it `takes`.
+//
 // `scores` and `accumulate` ask now and then for rows of a tile behind theirs, see `Ahead`.
 //
 // Codes are never multiplied by their scales: a key's go on its scores, a value's on its weights.
@@ -98,6 +100,21 @@ inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile,
     }
 }
 
+// A tile's weights, and their sums over values.
+template <class Math, class T>
+inline void take(const Attention& call, const Unit& unit, const Tile<T>& tile, Ahead<T>& ahead,
+                 const Scratch& scratch, const Partial& partial, Vec* sums) {
+    if constexpr (requires { typename Math::Group; }) {
+        if (Math::Group::takes(call, unit.head_lanes()))
+            return Math::Group::take(call, unit, tile, ahead, scratch, partial, sums);
+    }
+    const int lanes = unit.head_lanes();
+    float fade[MOST_LANES];
+    score<Math>(call, lanes, tile, ahead, scratch);
+    soften<Math>(call, unit, tile, scratch, partial.max, sums, ahead, fade);
+    Math::accumulate(call, lanes, tile, ahead, scratch, fade, partial.out);
+}
+
 // The part of scratch memory and of the result that belongs to one KV head of a unit.
 inline Scratch scratch_of(const Attention& call, const Unit& unit, int head, Scratch scratch) {
     scratch.query += static_cast<std::int64_t>(head) * unit.head_lanes() * query_room(call);
@@ -114,7 +131,6 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
     using T = typename Math::Element;
     const int lanes = unit.head_lanes(), width = padded(call.value_dim);
     Vec sums[MOST_LANES];
-    float fade[MOST_LANES];
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(unit.lanes()) * width; ++i) {
         partial.out[i] = 0.0f;
     }
@@ -136,9 +152,7 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
         const Partial its_partial = partial_of(call, unit, step.head, partial);
         const std::int64_t number = unit.first_tile + (step.key - begin) / TILE_KEYS;
         Ahead<T> ahead(call, tiles.later(), step.head == 0 ? call.soon.beside(number) : Memory{});
-        score<Math>(call, lanes, tile, ahead, its_scratch);
-        soften<Math>(call, unit, tile, its_scratch, its_partial.max, sums + step.head * lanes, ahead, fade);
-        Math::accumulate(call, lanes, tile, ahead, its_scratch, fade, its_partial.out);
+        take<Math>(call, unit, tile, ahead, its_scratch, its_partial, sums + step.head * lanes);
         while (ahead.left() > 0) ahead.ask(TILE_KEYS);
     }
     for (int lane = 0; lane < unit.lanes(); ++lane) partial.sum[lane] = sum(sums[lane]);

@@ -231,6 +231,39 @@ def test_scores_far_apart_neither_overflow_nor_vanish(kernel: NativeKernel) -> N
     torch.testing.assert_close(out, wanted, rtol=0.0, atol=2e-3)  # scores of 1,000s: exp of their ulps
 
 
+@pytest.mark.parametrize("codes", LIMITS, ids=str)
+@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+def test_no_element_of_a_query_is_lost_beside_a_large_one(
+    kernel: NativeKernel, codes: torch.dtype, lanes: int
+) -> None:
+    """A query's first element is 1,000 times the others, where keys have nothing."""
+    case = replace(decode_case(300, 41), heads=(2 * lanes, 2))
+    query, keys, values, index, scale = case.inputs()
+    assert isinstance(keys, torch.Tensor)
+    assert isinstance(values, torch.Tensor)
+    query[..., 0], keys[..., 0] = 1000.0, 0.0
+    cached = [Scaled.of(x, (64,), codes=codes) for x in (keys, values)]
+    exact = [replace(x, dtype=torch.float64) for x in cached]
+    out, lse = kernel(query, *cached, index, scale)
+    wanted, wanted_lse = ReferenceKernel()(query.double(), *exact, index, scale)
+    assert_within(out, wanted, "attention", case.dtype)
+    assert_within(lse, wanted_lse, "lse", torch.float32)
+
+
+@pytest.mark.parametrize("codes", LIMITS, ids=str)
+@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
+    kernel: NativeKernel, codes: torch.dtype, lanes: int
+) -> None:
+    case = replace(decode_case(300, 41), heads=(2 * lanes, 2), codes=codes)
+    query, keys, values, index, _ = case.inputs()
+    exact = [replace(x, dtype=torch.float64) for x in (keys, values) if isinstance(x, Scaled)]
+    out, lse = kernel(query, keys, values, index, 200.0)
+    wanted, wanted_lse = ReferenceKernel()(query.double(), *exact, index, 200.0)
+    torch.testing.assert_close(lse.double(), wanted_lse.double(), rtol=1e-6, atol=0.0)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-2, atol=1e-2)
+
+
 def test_ranks_that_are_threads_may_call_at_once(kernel: NativeKernel, threads: int) -> None:
     given_cases = [replace(decode_case(3000 + 100 * i, 50), seed=i) for i in range(4)]
     inputs = [case.inputs() for case in given_cases]

@@ -1,0 +1,331 @@
+// Scores and weights of some lanes over int8 by AVX-512's dot products of bytes. A tile's keys are transposed
+// once for all lanes, four dims of sixteen keys a vector, so that scores come out key by key and need not be
+// reduced, and what is done once a tile and lane is done for all lanes together.
+//
+// A query becomes whole numbers of 24 bits, of which the largest fills them, in three terms of 8 bits. A bf16
+// has 8 bits that count, so the third term is zero but in dims that are 2^-7 of the largest or less: of each
+// lane those groups of dims are listed, and multiplied alone. That is as exact as float32.
+//
+// Keys are multiplied as unsigned, 128 too high; sums begin with what takes that off. A value's weight is
+// within 2^-17 of the largest weight times the largest scale of values in the tile.
+//
+// For files compiled for AVX-512-VNNI and VBMI alone. Knows no scales below zero, and keys of one part.
+#pragma once
+
+#include <cstdint>
+
+#include "attention.h"
+#include "bf16.h"
+#include "bf16_wide.h"
+#include "flash.h"
+#include "int8_sum.h"
+
+namespace kvspan {
+namespace {
+
+class Int8Group {
+public:
+    static bool takes(const Attention& call, int lanes) {
+        return lanes >= LEAST && lanes <= WIDE && call.part_dims[1] == 0 && call.head_dim <= MOST_DIMS;
+    }
+
+    static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
+        const int lanes = unit.head_lanes();
+        const Asked asked = asked_of(call, lanes, scratch);
+        *asked.num_rest = 0;
+        for (int lane = 0; lane < lanes; ++lane) {
+            const Place place = place_of(call, unit, first + lane);
+            const Bf16* from = static_cast<const Bf16*>(call.query) + place.row * call.query_row_stride +
+                               place.head * call.query_head_stride;
+            load_lane(from, call.head_dim, lane, asked);
+        }
+    }
+
+    // One tile, from its scores to the sums of its values.
+    static void take(const Attention& call, const Unit& unit, const Tile<I8>& tile, Ahead<I8>& ahead,
+                     const Scratch& scratch, const Partial& partial, Vec* sums) {
+        const int lanes = unit.head_lanes();
+        const Asked asked = asked_of(call, lanes, scratch);
+        for (int key = 0; key < tile.count; key += WIDE) {
+            ahead.ask(WIDE);
+            transpose(tile, key, call.head_dim, packed_at(scratch, asked, key));
+            for (int lane = 0; lane < lanes; lane += BLOCK)
+                score(lanes - lane, asked, lane, packed_at(scratch, asked, key), scratch.scores + key);
+        }
+        for (int i = 0; i < *asked.num_rest; ++i) add_rest(asked.rest[i], scratch, asked);
+        alignas(64) float most[WIDE][WIDE], fade[WIDE];
+        settle(call, unit, tile, scratch, most);
+        const Softening softening = soften(call, lanes, tile, asked, most, partial.max, fade);
+        for (int lane = 0; lane < lanes; lane += SUMMED) {
+            const int here = lanes - lane < SUMMED ? lanes - lane : SUMMED;
+            for (int i = lane; i < lane + here; ++i) weigh(i, softening, scratch, fade[i], sums[i]);
+            ByteSum::run(call, lane, here, tile, ahead, scratch, fade, partial.out);
+        }
+    }
+
+private:
+    static constexpr int LEAST = 5;        // for fewer it is within 4% of what `Int8Dot` does
+    static constexpr int MOST_DIMS = 512;  // whose sums are below 2^31
+    static constexpr int BLOCK = 8;        // lanes whose scores are summed together, and
+    static constexpr int SUMMED = 3;       // whose values are
+
+    // Four dims of a lane's third terms.
+    struct Rest {
+        std::int32_t lane, group, word, begin;
+    };
+
+    // The queries of a KV head, where g numbers groups of four dims.
+    struct Asked {
+        int lanes, groups;
+        std::int32_t* words;  // [g][lanes][2]: high terms and low ones
+        std::int32_t* begin;  // [lanes][2]: what sums over them begin with
+        float* unit;          // [WIDE]: what scores, of both, are multiplied by
+        int* num_rest;
+        Rest* rest;  // that are not zero
+    };
+
+    static Asked asked_of(const Attention& call, int lanes, const Scratch& scratch) {
+        auto* words = reinterpret_cast<std::int32_t*>(scratch.query);
+        const int groups = (call.head_dim + 3) / 4;
+        std::int32_t* rest = words + 2 * lanes * groups;
+        std::int32_t* begin = rest + 4 * lanes * groups;
+        float* unit = reinterpret_cast<float*>(begin + 2 * WIDE);
+        return {lanes, groups, words, begin, unit, begin + 3 * WIDE, reinterpret_cast<Rest*>(rest)};
+    }
+
+    static std::int32_t* packed_at(const Scratch& scratch, const Asked& asked, int key) {
+        return reinterpret_cast<std::int32_t*>(scratch.packed) + key * ((asked.groups + 15) / 16 * 16);
+    }
+
+    static void load_lane(const Bf16* from, int dims, int lane, const Asked& asked) {
+        __m512i largest = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
+        for (int d = 0; d < dims; d += WIDE) {
+            const __m512 x = (__m512)load_up_to(from + d, dims - d);
+            largest = _mm512_max_epi32(largest, (__m512i)_mm512_abs_ps(x));
+        }
+        const float unit = unit_of(__builtin_bit_cast(float, _mm512_reduce_max_epi32(largest)));
+        __m512i sums[2] = {};
+        for (int d = 0; d < dims; d += WIDE) {
+            const __m512 x = (__m512)load_up_to(from + d, dims - d);
+            __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(x, _mm512_set1_ps(256 / unit)));
+            alignas(16) std::int32_t words[3][4];
+            for (int t = 2; t >= 0; --t) {
+                const __m512i term = _mm512_srai_epi32(_mm512_slli_epi32(whole, 24), 24);
+                whole = _mm512_srai_epi32(_mm512_sub_epi32(whole, term), 8);
+                if (t < 2) sums[t] = _mm512_add_epi32(sums[t], term);
+                _mm_store_si128((__m128i*)words[t], _mm512_cvtepi32_epi8(term));
+            }
+            for (int i = 0, g = d / 4; i < 4 && g < asked.groups; ++i, ++g) {
+                for (int t = 0; t < 2; ++t) asked.words[(g * asked.lanes + lane) * 2 + t] = words[t][i];
+                if (words[2][i] != 0)
+                    asked.rest[(*asked.num_rest)++] = rest_of(lane, g, words[2][i]);
+            }
+        }
+        for (int t = 0; t < 2; ++t) asked.begin[lane * 2 + t] = -128 * _mm512_reduce_add_epi32(sums[t]);
+        asked.unit[lane] = unit;
+    }
+
+    static Rest rest_of(int lane, int group, std::int32_t word) {
+        std::int8_t bytes[4];
+        __builtin_memcpy(bytes, &word, sizeof word);
+        return {lane, group, word, -128 * (bytes[0] + bytes[1] + bytes[2] + bytes[3])};
+    }
+
+    // A power of two in which the largest element has 15 bits before the point, or is not a number.
+    static float unit_of(float largest) {
+        if (!(largest <= 3.4e38f)) return __builtin_nanf("");
+        if (largest < 0x1p-100f) return 0x1p-114f;
+        const auto bits = __builtin_bit_cast(std::uint32_t, largest) & 0x7f800000u;
+        const float unit = __builtin_bit_cast(float, bits - (14u << 23));
+        return largest <= 32639 * unit ? unit : 2 * unit;  // else the high term is too large
+    }
+
+    // packed[g][key] = four dims of each of WIDE keys, 128 higher.
+    static void transpose(const Tile<I8>& tile, int key, int dims, std::int32_t* packed) {
+        for (int d = 0; d < dims; d += ByteSum::CHUNK, packed += WIDE * WIDE) {
+            const __mmask64 there = ByteSum::there(dims - d);
+            __m512i rows[WIDE];
+            for (int k = 0; k < WIDE; ++k) {
+                const __m512i row = _mm512_maskz_loadu_epi8(there, tile.keys[key + k] + d);
+                rows[k] = _mm512_xor_si512(row, _mm512_set1_epi8(-128));
+            }
+            transpose_words(rows);
+            for (int g = 0; g < WIDE; ++g) _mm512_store_si512(packed + g * WIDE, rows[g]);
+        }
+    }
+
+    // Scores of WIDE keys and at most BLOCK lanes from `lane` on, in units of their queries and keys.
+    static void score(int lanes, const Asked& asked, int lane, const std::int32_t* packed, float* to) {
+        using Words = const std::int32_t*;
+        using Block = void (*)(Words, Words, Words, int, int, float*);
+        constexpr Block BLOCKS[] = {block<1>, block<2>, block<3>, block<4>,
+                                    block<5>, block<6>, block<7>, block<8>};
+        BLOCKS[(lanes < BLOCK ? lanes : BLOCK) - 1](packed, asked.words + 2 * lane, asked.begin + 2 * lane,
+                                                    asked.groups, 2 * asked.lanes, to + lane * TILE_KEYS);
+    }
+
+    template <int N>
+    KVSPAN_APART static void block(const std::int32_t* keys, const std::int32_t* words,
+                                   const std::int32_t* begin, int groups, int stride, float* to) {
+        __m512i high[N], low[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            high[n] = _mm512_set1_epi32(begin[2 * n]);
+            low[n] = _mm512_set1_epi32(begin[2 * n + 1]);
+        }
+        for (const auto* end = keys + groups * WIDE; keys < end; keys += WIDE, words += stride) {
+            const __m512i k = _mm512_load_si512(keys);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) {
+                dot_bytes(high[n], k, words + 2 * n);
+                dot_bytes(low[n], k, words + 2 * n + 1);
+            }
+        }
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) {
+            const __m512i whole = _mm512_add_epi32(_mm512_slli_epi32(high[n], 8), low[n]);
+            _mm512_store_ps(to + n * TILE_KEYS, _mm512_cvtepi32_ps(whole));
+        }
+    }
+
+    static void add_rest(const Rest& rest, const Scratch& scratch, const Asked& asked) {
+        float* to = scratch.scores + rest.lane * TILE_KEYS;
+        for (int key = 0; key < TILE_KEYS; key += WIDE) {
+            __m512i sum = _mm512_set1_epi32(rest.begin);
+            const std::int32_t* packed = packed_at(scratch, asked, key) + rest.group * WIDE;
+            dot_bytes(sum, _mm512_load_si512(packed), &rest.word);
+            const __m512 more = _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(0x1p-8f));
+            _mm512_store_ps(to + key, _mm512_add_ps(_mm512_load_ps(to + key), more));
+        }
+    }
+
+    // Multiplies scores by the keys' scales, and hides keys that a lane does not see; most[lane] has the
+    // largest of each vector, up to a multiple of 8 lanes.
+    static void settle(const Attention& call, const Unit& unit, const Tile<I8>& tile, const Scratch& scratch,
+                       float (*most)[WIDE]) {
+        const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
+        __m512 units[4];
+        for (int v = 0; v < 4; ++v) units[v] = _mm512_load_ps(tile.key_scales[0] + WIDE * v);
+        int lane = 0;
+        for (int row = 0; row < unit.rows; ++row) {
+            const std::int64_t at = unit.first_row + row;
+            const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
+            for (int head = 0; head < unit.heads; ++head, ++lane) {
+                __m512 max = nothing;
+#pragma GCC unroll 4
+                for (int v = 0; v < 4; ++v) {
+                    float* scores = scratch.scores + lane * TILE_KEYS + WIDE * v;
+                    const auto here = static_cast<__mmask16>(seen >> (WIDE * v));
+                    const __m512 score = _mm512_mask_mul_ps(nothing, here, _mm512_load_ps(scores), units[v]);
+                    _mm512_store_ps(scores, score);
+                    max = _mm512_max_ps(score, max);
+                }
+                _mm512_store_ps(most[lane], max);
+            }
+        }
+        for (; lane % 8; ++lane) _mm512_store_ps(most[lane], nothing);
+    }
+
+    // How scores of a tile become weights. Exponents are counted from a lane's largest score in the tile, so
+    // that the largest weight is 1 and no other is looked for; what that is beside other tiles' is `factor`.
+    struct Softening {
+        __m512 units[4];  // of values over the largest of them, times 65535
+        alignas(64) float most[WIDE], scale[WIDE], factor[WIDE], unit[WIDE];
+    };
+
+    static KVSPAN_INLINE Softening soften(const Attention& call, int lanes, const Tile<I8>& tile,
+                                          const Asked& asked, const float (*most)[WIDE], float* max,
+                                          float* fade) {
+        const __mmask16 there = static_cast<__mmask16>((1u << lanes) - 1);
+        const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
+        const __m512 whole = _mm512_set1_ps(call.scale * LOG2_E);
+        const __m512 scales = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), whole);
+        const __m512 largest_here = largest_of(lanes, most), here = _mm512_mul_ps(largest_here, scales);
+        const __m512 before = _mm512_mask_loadu_ps(nothing, there, max);
+        const __m512 after = _mm512_max_ps(here, before), anchor = finite(after);
+        const __m512 factors = exp2_from(_mm512_sub_ps(here, anchor));
+        _mm512_mask_storeu_ps(max, there, after);
+        _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, anchor)));
+        Softening it;
+        const float largest = value_units(tile, it.units);
+        _mm512_store_ps(it.most, finite(largest_here));
+        _mm512_store_ps(it.scale, scales);
+        _mm512_store_ps(it.factor, factors);
+        _mm512_store_ps(it.unit, _mm512_mul_ps(factors, _mm512_set1_ps(largest / 65535.0f)));
+        return it;
+    }
+
+    static KVSPAN_INLINE void weigh(int lane, const Softening& it, const Scratch& scratch, float fade,
+                                    Vec& sum) {
+        const float* scores = scratch.scores + lane * TILE_KEYS;
+        float* to = scratch.weights + lane * TILE_KEYS;
+        __m512 total = _mm512_setzero_ps();
+        __m512i whole[4];
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; ++v) {
+            const __m512 score = _mm512_load_ps(scores + WIDE * v);  // less their product might be above 0
+            const __m512 below = _mm512_sub_ps(score, _mm512_set1_ps(it.most[lane]));
+            const __m512 weight = exp2_from(_mm512_mul_ps(below, _mm512_set1_ps(it.scale[lane])));
+            total = _mm512_add_ps(total, weight);
+            whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(weight, it.units[v]));
+        }
+        ByteWeights::split(whole, to);
+        to[ByteWeights::UNIT_AT] = it.unit[lane];
+        sum = sum * fade + (Vec)total * it.factor[lane];
+    }
+
+    static __m512 finite(__m512 x) {
+        const __mmask16 none = _mm512_cmp_ps_mask(x, _mm512_set1_ps(MINUS_INFINITY), _CMP_EQ_OQ);
+        return _mm512_mask_mov_ps(x, none, _mm512_setzero_ps());
+    }
+
+    // The scales of a tile's values over their largest, times 65535; returns the largest.
+    static float value_units(const Tile<I8>& tile, __m512 (&units)[4]) {
+        __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
+        for (int v = 0; v < 4; ++v) {
+            units[v] = _mm512_load_ps(tile.value_scales + WIDE * v);
+            most = _mm512_max_epi32(most, (__m512i)units[v]);
+        }
+        const float largest = __builtin_bit_cast(float, _mm512_reduce_max_epi32(most));
+        const __m512 inverse = _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f));
+        for (auto& unit : units) unit = _mm512_mul_ps(unit, inverse);
+        return largest;
+    }
+
+    // Lane i of the result is the largest of most[i], for all lanes that there are.
+    static KVSPAN_INLINE __m512 largest_of(int lanes, const float (*most)[WIDE]) {
+        const __m512 first = halves_of(most), second = lanes > WIDE / 2 ? halves_of(most + WIDE / 2) : first;
+        return _mm512_shuffle_f32x4(first, second, 0x88);
+    }
+
+    // Of eight vectors: quarters 0 and 2 of the result have the largest of four each.
+    static KVSPAN_INLINE __m512 halves_of(const float (*most)[WIDE]) {
+        __m512 a[4], b[2];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            const __m512 low = _mm512_load_ps(most[i]), high = _mm512_load_ps(most[i + 4]);
+            a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(low, high, 0x44),
+                                 _mm512_shuffle_f32x4(low, high, 0xee));
+        }
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; ++i)
+            b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 2]), _mm512_unpackhi_ps(a[i], a[i + 2]));
+        const __m512 c = _mm512_max_ps(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1]));
+        return _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1));
+    }
+
+    // 2^x for x <= 0, to 2 ulp, and 1 of 0.
+    static KVSPAN_INLINE __m512 exp2_from(__m512 x) {
+        const __m512 f = _mm512_reduce_ps(x, 9);  // x - floor(x)
+        __m512 y = _mm512_set1_ps(1.86713168e-3f);  // the polynomial with the least error there: 1.4e-7
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.01702698e-3f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.57999164e-2f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.40164444e-1f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93151295e-1f));
+        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
+        return _mm512_scalef_ps(y, x);
+    }
+};
+
+}  // namespace
+}  // namespace kvspan
