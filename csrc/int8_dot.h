@@ -32,7 +32,6 @@ public:
     static Vec weigh(const Tile<I8>& tile, const Scratch& scratch, int lane, float scale, float max) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         __m512 weights[4], total = _mm512_setzero_ps();
-        __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m512 x = _mm512_fmsub_ps(_mm512_load_ps(scores + 16 * i), _mm512_set1_ps(scale),
@@ -40,16 +39,8 @@ public:
             const __m512 weight = exp2_of(x);
             total = _mm512_add_ps(total, weight);
             weights[i] = _mm512_mul_ps(weight, _mm512_load_ps(tile.value_scales + 16 * i));
-            most = _mm512_max_epi32(most, (__m512i)weights[i]);
         }
-        const float largest = __builtin_bit_cast(float, _mm512_reduce_max_epi32(most));
-        float* to = scratch.weights + lane * TILE_KEYS;
-        const __m512 inverse = _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f));
-        __m512i whole[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(weights[i], inverse));
-        ByteWeights::split(whole, to);
-        to[ByteWeights::UNIT_AT] = largest / 65535.0f;
+        ByteWeights::put(weights, 1.0f, scratch.weights + lane * TILE_KEYS);
         return (Vec)total;
     }
 

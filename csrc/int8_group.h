@@ -6,8 +6,8 @@
 // has 8 bits that count, so the third term is zero but in dims that are 2^-7 of the largest or less: of each
 // lane those groups of dims are listed, and multiplied alone. That is as exact as float32.
 //
-// Keys are multiplied as unsigned, 128 too high; sums begin with what takes that off. A value's weight is
-// within 2^-17 of the largest weight times the largest scale of values in the tile.
+// Keys are multiplied as unsigned, 128 too high; sums begin with what takes that off. Weights of values are what
+// `Int8Dot` makes of them.
 //
 // For files compiled for AVX-512-VNNI and VBMI alone. Knows no scales below zero, and keys of one part.
 #pragma once
@@ -55,10 +55,11 @@ public:
         for (int i = 0; i < *asked.num_rest; ++i) add_rest(asked.rest[i], scratch, asked);
         alignas(64) float most[WIDE][WIDE], fade[WIDE];
         settle(call, unit, tile, scratch, most);
-        const Softening softening = soften(call, lanes, tile, asked, most, partial.max, fade);
+        const Softening softening = soften(call, lanes, asked, most, partial.max, fade);
         for (int lane = 0; lane < lanes; lane += SUMMED) {
             const int here = lanes - lane < SUMMED ? lanes - lane : SUMMED;
-            for (int i = lane; i < lane + here; ++i) weigh(i, softening, scratch, fade[i], sums[i]);
+            for (int i = lane; i < lane + here; ++i)
+                weigh(tile, i, softening, scratch, fade[i], sums[i]);
             ByteSum::run(call, lane, here, tile, ahead, scratch, fade, partial.out);
         }
     }
@@ -229,67 +230,47 @@ private:
     // How scores of a tile become weights. Exponents are counted from a lane's largest score in the tile, so
     // that the largest weight is 1 and no other is looked for; what that is beside other tiles' is `factor`.
     struct Softening {
-        __m512 units[4];  // of values over the largest of them, times 65535
-        alignas(64) float most[WIDE], scale[WIDE], factor[WIDE], unit[WIDE];
+        alignas(64) float most[WIDE], scale[WIDE], factor[WIDE];
     };
 
-    static KVSPAN_INLINE Softening soften(const Attention& call, int lanes, const Tile<I8>& tile,
-                                          const Asked& asked, const float (*most)[WIDE], float* max,
-                                          float* fade) {
+    static KVSPAN_INLINE Softening soften(const Attention& call, int lanes, const Asked& asked,
+                                          const float (*most)[WIDE], float* max, float* fade) {
         const __mmask16 there = static_cast<__mmask16>((1u << lanes) - 1);
         const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
         const __m512 whole = _mm512_set1_ps(call.scale * LOG2_E);
         const __m512 scales = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), whole);
         const __m512 largest_here = largest_of(lanes, most), here = _mm512_mul_ps(largest_here, scales);
         const __m512 before = _mm512_mask_loadu_ps(nothing, there, max);
-        const __m512 after = _mm512_max_ps(here, before), anchor = finite(after);
+        const __m512 after = _mm512_max_ps(before, here), anchor = finite(after);  // NaN if `here` is
         const __m512 factors = exp2_from(_mm512_sub_ps(here, anchor));
         _mm512_mask_storeu_ps(max, there, after);
         _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, anchor)));
         Softening it;
-        const float largest = value_units(tile, it.units);
         _mm512_store_ps(it.most, finite(largest_here));
         _mm512_store_ps(it.scale, scales);
         _mm512_store_ps(it.factor, factors);
-        _mm512_store_ps(it.unit, _mm512_mul_ps(factors, _mm512_set1_ps(largest / 65535.0f)));
         return it;
     }
 
-    static KVSPAN_INLINE void weigh(int lane, const Softening& it, const Scratch& scratch, float fade,
-                                    Vec& sum) {
+    static KVSPAN_INLINE void weigh(const Tile<I8>& tile, int lane, const Softening& it,
+                                    const Scratch& scratch, float fade, Vec& sum) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
-        float* to = scratch.weights + lane * TILE_KEYS;
-        __m512 total = _mm512_setzero_ps();
-        __m512i whole[4];
+        __m512 weights[4], total = _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) {
             const __m512 score = _mm512_load_ps(scores + WIDE * v);  // less their product might be above 0
             const __m512 below = _mm512_sub_ps(score, _mm512_set1_ps(it.most[lane]));
             const __m512 weight = exp2_from(_mm512_mul_ps(below, _mm512_set1_ps(it.scale[lane])));
             total = _mm512_add_ps(total, weight);
-            whole[v] = _mm512_cvtps_epi32(_mm512_mul_ps(weight, it.units[v]));
+            weights[v] = _mm512_mul_ps(weight, _mm512_load_ps(tile.value_scales + WIDE * v));
         }
-        ByteWeights::split(whole, to);
-        to[ByteWeights::UNIT_AT] = it.unit[lane];
+        ByteWeights::put(weights, it.factor[lane], scratch.weights + lane * TILE_KEYS);
         sum = sum * fade + (Vec)total * it.factor[lane];
     }
 
     static __m512 finite(__m512 x) {
         const __mmask16 none = _mm512_cmp_ps_mask(x, _mm512_set1_ps(MINUS_INFINITY), _CMP_EQ_OQ);
         return _mm512_mask_mov_ps(x, none, _mm512_setzero_ps());
-    }
-
-    // The scales of a tile's values over their largest, times 65535; returns the largest.
-    static float value_units(const Tile<I8>& tile, __m512 (&units)[4]) {
-        __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
-        for (int v = 0; v < 4; ++v) {
-            units[v] = _mm512_load_ps(tile.value_scales + WIDE * v);
-            most = _mm512_max_epi32(most, (__m512i)units[v]);
-        }
-        const float largest = __builtin_bit_cast(float, _mm512_reduce_max_epi32(most));
-        const __m512 inverse = _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f));
-        for (auto& unit : units) unit = _mm512_mul_ps(unit, inverse);
-        return largest;
     }
 
     // Lane i of the result is the largest of most[i], for all lanes that there are.

@@ -37,15 +37,23 @@ struct ByteWeights {
         }
     };
 
-    // Whole numbers up to 65535 in two terms.
-    static KVSPAN_INLINE void split(const __m512i (&whole)[4], float* to) {
+    // Weights over their largest, times 65535, in two terms: each is within 2^-17 of that largest.
+    static KVSPAN_INLINE void put(const __m512 (&weights)[4], float factor, float* to) {
         static constexpr Bytes64 LOWS_THEN_HIGHS;
+        __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
+        for (int i = 0; i < 4; ++i) most = _mm512_max_epi32(most, (__m512i)weights[i]);
+        const float largest = __builtin_bit_cast(float, _mm512_reduce_max_epi32(most));
+        const __m512 inverse = _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f));
+        __m512i whole[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(weights[i], inverse));
         const __m512i order = _mm512_load_si512(LOWS_THEN_HIGHS.at);
         __m512i terms[2];
         for (int i = 0; i < 2; ++i)
             terms[i] = _mm512_permutex2var_epi8(whole[2 * i], order, whole[2 * i + 1]);
         _mm512_store_si512(to, _mm512_shuffle_i64x2(terms[0], terms[1], 0xee));
         _mm512_store_si512(to + LOWS, _mm512_shuffle_i64x2(terms[0], terms[1], 0x44));
+        to[UNIT_AT] = factor * largest / 65535.0f;
     }
 };
 

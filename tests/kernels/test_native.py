@@ -264,6 +264,42 @@ def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
     torch.testing.assert_close(out.double(), wanted, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("codes", LIMITS, ids=str)
+@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+def test_values_far_apart_do_not_blur_one_another(
+    kernel: NativeKernel, codes: torch.dtype, heads: int
+) -> None:
+    """The key that has nearly all weight has small values, and a row does not see the largest ones."""
+    generator = torch.Generator().manual_seed(5)
+    keys, values = torch.randn(2, 1, 1, 64, 64, generator=generator)
+    keys[..., 0] = 0.0
+    keys[..., 0, 0] = 1.0  # to the first key, by far the most
+    values[..., 0, :] *= 1e-4
+    values[..., 40:, :] *= 1e3
+    query = torch.zeros(2, heads, 64).bfloat16()
+    query[..., 0] = 11.0
+    cached = [Scaled.of(x.bfloat16(), (64,), codes=codes) for x in (keys, values)]
+    exact = [replace(x, dtype=torch.float64) for x in cached]
+    index = KeyIndex((0, 2), (torch.tensor([0]),), np.array([0, 0]), np.array([40, 64]))
+    out, lse = kernel(query, *cached, index, 1.0)
+    wanted, wanted_lse = ReferenceKernel()(query.double(), *exact, index, 1.0)
+    for row in range(2):
+        assert (out[row].double() - wanted[row]).norm() < 5e-3 * wanted[row].norm()
+    assert_within(lse, wanted_lse, "lse", torch.float32)
+
+
+@pytest.mark.parametrize("codes", LIMITS, ids=str)
+@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+def test_a_query_that_overflowed_does_not_pass_for_one_that_sees_nothing(
+    kernel: NativeKernel, codes: torch.dtype, heads: int
+) -> None:
+    case = replace(decode_case(100), heads=(heads, 1), codes=codes)
+    query, keys, values, index, scale = case.inputs()
+    query[..., 3] = torch.inf
+    out, _ = kernel(query, keys, values, index, scale)
+    assert not out.isfinite().any()
+
+
 def test_ranks_that_are_threads_may_call_at_once(kernel: NativeKernel, threads: int) -> None:
     given_cases = [replace(decode_case(3000 + 100 * i, 50), seed=i) for i in range(4)]
     inputs = [case.inputs() for case in given_cases]

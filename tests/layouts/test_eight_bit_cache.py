@@ -12,7 +12,8 @@ from kvspan.testing.tiny import TINY, RawConfig, tiny_deepseek_v3, tiny_llama
 from kvspan.topology import Topology
 from tests.conftest import SEED
 from tests.layouts.engines import engine
-from tests.layouts.test_forward_layouts import sequences
+from tests.layouts.forwards import random_prompts
+from tests.layouts.test_forward_layouts import LENGTHS
 
 MODELS = {
     "llama-gqa-9x3": TINY["llama-gqa-9x3"],
@@ -38,12 +39,12 @@ def test_logits_are_near_those_of_an_exact_cache(
 ) -> None:
     write_checkpoint(tmp_path, MODELS[name], seed=SEED)
     checkpoint = resolve(str(tmp_path))
-    exact = forward(checkpoint, sequences(), ForwardCase()).logits
-    one_rank = forward(checkpoint, sequences(), ForwardCase(kv_dtype=kv_dtype)).logits
+    exact = forward(checkpoint, random_prompts(LENGTHS), ForwardCase()).logits
+    one_rank = forward(checkpoint, random_prompts(LENGTHS), ForwardCase(kv_dtype=kv_dtype)).logits
     assert 1e-3 < mean_difference(one_rank, exact) < BOUNDS[kv_dtype]
     for topology in TOPOLOGIES:
         case = ForwardCase(topology=topology, interleave=4, chunk=17, kv_dtype=kv_dtype)
-        got = forward(checkpoint, sequences(), case).logits
+        got = forward(checkpoint, random_prompts(LENGTHS), case).logits
         assert mean_difference(got, one_rank) < BETWEEN_LAYOUTS
 
 
