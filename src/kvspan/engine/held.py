@@ -75,13 +75,18 @@ class Held:
         return None if output is None else output.stream
 
     def orders_of(self, stream: RequestStream) -> list[Add]:
-        """Those of a request's outputs that have not ended, if another engine may go on with them.
+        """Those of a request's outputs that have not ended."""
+        return [self._outputs[i].order for i in stream.generation.outputs if i in self._outputs]
+
+    def orders_after_a_loss(self, stream: RequestStream) -> list[Add]:
+        """The same, if another engine may go on with them now that this one is lost; else none.
 
         One that was left before has to have had a token since: a request that is the end of each
         engine that begins with it would be the end of all of them.
         """
-        own = [self._outputs[i] for i in stream.generation.outputs if i in self._outputs]
-        return [output.order for output in own] if any(o.has_advanced for o in own) else []
+        orders = self.orders_of(stream)
+        has_advanced = any(self._outputs[order.request_id].has_advanced for order in orders)
+        return orders if has_advanced else []
 
     def forget(self, request_id: int) -> bool:
         """Whether an output was held that is no longer."""

@@ -291,7 +291,7 @@ class Replica:
         if self.ready is None:  # it has never served
             self.health.gone = True
             return
-        self._leave(error, may_wait=self._died is None)
+        self._leave(error, self._held.orders_after_a_loss, may_wait=self._died is None)
         self.ready = None
         self._restarting = asyncio.get_running_loop().create_task(self._restart())
 
@@ -354,15 +354,22 @@ class Replica:
         for body in bodies:
             process.send(body)
 
-    def _leave(self, error: KvspanError, *, may_wait: bool) -> None:
+    def _leave(
+        self,
+        error: KvspanError,
+        orders_of: Callable[[RequestStream], list[Add]],
+        *,
+        may_wait: bool,
+    ) -> None:
         """Parts with the requests of a lost process, but for those that wait for the next one.
 
         Args:
             error: for those that end.
+            orders_of: a request -> its orders that another engine may have.
             may_wait: whether any may.
         """
         for stream in self._held.streams:
-            orders = self._held.orders_of(stream)
+            orders = orders_of(stream)
             is_elsewhere = bool(orders) and self._left(stream, orders)
             if orders and may_wait and not is_elsewhere:
                 self._held.add(stream, orders, is_left=True)
@@ -386,12 +393,15 @@ class Replica:
                 await self.start()
             except KvspanError as error:
                 self.health.why = str(error)
+            except OSError as error:  # no memory or no file is left for a process: there may be later
+                self.health.why = f"The engine's process could not be started: {error}."
             else:
                 self._send(list(map(encode, self._held.orders)))  # they have waited for it
                 self._tell("It works again.")
                 return
         self.health.gone = True
-        self._leave(EngineDeadError(self.health.why), may_wait=False)
+        # None of them was with an engine since: those that have waited may all go to another one.
+        self._leave(EngineDeadError(self.health.why), self._held.orders_of, may_wait=False)
         self._tell(f"{self.health.why} The engine is not started again: {self._restarts.why_none}.")
 
     async def _reap(self, patience_s: float) -> None:

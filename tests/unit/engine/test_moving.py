@@ -324,6 +324,26 @@ def test_what_waits_for_an_engine_ends_when_that_is_given_up(
     run(tmp_path, test, replicas=1, max_restarts=2)
 
 
+def test_a_process_for_which_there_is_no_memory_is_one_that_cannot_begin(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(_: FakeEngine) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    async def test(llm: AsyncLLM) -> None:
+        stream, first = asked(llm, engines)
+        monkeypatch.setattr(FakeEngine, "connect", connect)
+        engines[first].lost("It was killed.")
+        waits = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        for each in (stream, waits):
+            with pytest.raises(EngineDeadError, match="could not be started: .* allocate memory"):
+                await tokens(each)
+        assert len(engines) == 3
+        assert llm.health.gone
+
+    run(tmp_path, test, replicas=1, max_restarts=2)
+
+
 def test_an_engine_that_has_given_up_ends_its_requests(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
@@ -413,20 +433,22 @@ def test_nobody_waits_for_an_engine_that_is_not_started_again(
 def test_what_waits_for_an_engine_that_is_given_up_goes_to_another(
     tmp_path: Path, engines: list[FakeEngine]
 ) -> None:
-    """Both are lost at once, and of the two requests that come then each waits for one of them."""
+    """Both are lost, one with a request; of the two that come then each waits for one of them."""
 
     async def test(llm: AsyncLLM) -> None:
         engines[0].lost("It was killed.")
         while len(engines) < 3 or not all(health.ready for health in llm.healths):
             await asyncio.sleep(0)
         engines[1].lost("It was killed.")
+        streams = [llm.add(PROMPT, SamplingParams(max_tokens=1))]
+        assert engines[2].added
         engines[2].lost("It was killed again.")
-        streams = [llm.add(PROMPT, SamplingParams(max_tokens=1)) for _ in range(2)]
-        while len(engines) < 4 or len(engines[3].added) < 2:
+        streams += [llm.add(PROMPT, SamplingParams(max_tokens=1)) for _ in range(2)]
+        while len(engines) < 4 or len(engines[3].added) < 3:
             await asyncio.sleep(0)
         assert [health.gone for health in llm.healths] == [True, False]
-        for request_id in (0, 1):
+        for request_id in (0, 1, 2):
             engines[3].gives(request_id, 8, FinishReason.LENGTH)
-        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+        assert [await tokens(stream) for stream in streams] == [[8], [8], [8]]
 
     run(tmp_path, test, replicas=2, max_restarts=1)
