@@ -1,8 +1,10 @@
 # Everything a newcomer or CI calls. `make demo` and `make test` need Python 3.11+, make and a C++ compiler.
 PYTHON ?= python3
 VENV ?= .venv
-# The CPU build; a plain `torch` would pull gigabytes of CUDA. On a GPU machine: make setup TORCH=torch
+# On a GPU machine: make setup TORCH=torch. PyPI's own build for Linux brings gigabytes of CUDA with it; the CPU's
+# is where PyTorch keeps it: make setup TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Several ranks share the cores: one thread each, unless a command asks for more.
@@ -26,9 +28,9 @@ $(STAMP): pyproject.toml Makefile CMakeLists.txt $(wildcard csrc/*)
 		|| { echo "kvspan needs Python's venv module (Debian: apt install python3-venv)"; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null \
 		|| { echo "kvspan needs a C++ compiler (Debian: apt install g++), or CXX=/path/to/one"; exit 1; }
-	@echo "Setting up $(VENV): about 1 GB and a few minutes, once."
+	@echo "Setting up $(VENV): about 1 GB (several with a CUDA build of PyTorch) and a few minutes, once."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	@$(BIN)/kvspan fetch smollm2-135m
 	@touch $@

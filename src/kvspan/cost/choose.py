@@ -126,7 +126,7 @@ def resolve(
         kv_budget_bytes=asked.kv_cache_memory,
         kv_fraction=chosen.kv_fraction.value,
         sampling_defaults=dict(sampling_defaults),
-        why={"layout": layout_sentence(model, topology, mode), **chosen.why()},
+        why={"layout": layout_sentence(model, topology, mode, dcp_mode=asked.dcp_mode), **chosen.why()},
         notes=notes(asked, model, topology, chosen.executor.value) + sampling_note(sampling_defaults),
     )
 

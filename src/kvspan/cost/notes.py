@@ -7,21 +7,25 @@ from collections.abc import Mapping
 
 from kvspan.config.engine import EngineConfig
 from kvspan.config.model import ModelConfig
-from kvspan.cost.span import STATIC
+from kvspan.cost.span import ELASTIC, STATIC
 from kvspan.topology import LayoutMode, Topology
 
 
-def layout_sentence(model: ModelConfig, topology: Topology, mode: LayoutMode) -> str:
+def layout_sentence(model: ModelConfig, topology: Topology, mode: LayoutMode, *, dcp_mode: str) -> str:
     """What a rank keeps of the KV cache.
 
     Args:
         model: sizes.
         topology: a legal layout.
         mode: what DCP does in it.
+        dcp_mode: whether short requests stay at home.
     """
     kept, all_heads = topology.kv_heads(0, model.heads).size, model.num_kv_heads
     share = "the whole" if topology.dcp_size == 1 else f"1/{topology.dcp_size}"
-    return f"{mode}: each rank keeps {kept} of {all_heads} KV heads for {share} of every sequence."
+    keeps = f"each rank keeps {kept} of {all_heads} KV heads for {share} of"
+    if dcp_mode == ELASTIC:
+        return f"{mode}, elastic: {keeps} a sequence that spans ranks, and for all of one at home there."
+    return f"{mode}: {keeps} every sequence."
 
 
 def notes(asked: EngineConfig, model: ModelConfig, topology: Topology, executor: str) -> tuple[str, ...]:

@@ -347,12 +347,13 @@ class AsyncLLM:
         """
         numbered = dict(enumerate(self._replicas))
         taking = {n: replica for n, replica in numbered.items() if replica.takes_requests}
-        working = {n: replica for n, replica in taking.items() if replica.health.ready} or taking
-        working = working or {n: replica for n, replica in numbered.items() if replica.is_returning}
-        if len(working) <= 1 or self._router is None:
-            return next(iter((working or numbered).values()))
+        working = {n: replica for n, replica in taking.items() if replica.health.ready}
+        returning = {n: replica for n, replica in numbered.items() if replica.is_returning}
+        best = working or taking or returning or numbered
+        if len(best) == 1 or self._router is None or best is numbered:
+            return next(iter(best.values()))
         places = self.resolved.max_num_seqs
-        free = {n: r for n, r in working.items() if r.num_unfinished < places} or working
+        free = {n: r for n, r in best.items() if r.num_unfinished < places} or best
         busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
         return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
 

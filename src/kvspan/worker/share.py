@@ -9,7 +9,8 @@ network. Where they are not, it may be a rank of the DCP group (`num_homes`): al
 through the network, and the home alone has to do with its rows in attention. Prompts that would be much
 work for one home are shared out all the same, since a step takes as long as its busiest rank needs: by
 rows where homes are coordinates, by heads where they are ranks. The home keeps the keys. Of a few
-rows that decode nobody picks out their own: those of others see no key, and add nothing.
+rows that decode nobody picks out their own: those of others see no key, and add nothing. And where ranks
+meet for one of them, all of them travel.
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
@@ -38,6 +39,7 @@ ROWS_WORTH_SHARING = 16
 collective, and rows that decode from which on it picks out its own: fewer are bound by reading
 weights."""
 FEW_ROWS = Span(1, ROWS_WORTH_SHARING)
+"""That decode where ranks are homes: of fewer than are worth sharing all travel as soon as one does."""
 PAIRS_WORTH_MEETING = 1 << 21
 """(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
 more, so that traffic of short requests makes none."""
@@ -253,6 +255,7 @@ class Homes:
         if self.num_homes == 1:
             return homes
         if None in homes and self._are_few(rows):
+            # That is no collective more; dealt out evenly, such steps have one shape, and so are played.
             return [None] * len(rows)
         by_all = self._shared_by_coordinates if self.pcp_size > 1 else self._shared_by_ranks
         return [
@@ -261,12 +264,8 @@ class Homes:
         ]
 
     def _are_few(self, rows: Sequence[Row]) -> bool:
-        """Whether all rows decode and are few.
-
-        Where ranks meet for one of them they all travel: that is no collective more, they are dealt out
-        evenly, and such steps have one shape, whoever has which row at home, and so are played.
-        """
-        return -(-len(rows) // self.pcp_size) in self.few_rows and decode_alone(rows)
+        """Whether all rows decode, and no coordinate has many of them."""
+        return -(-len(rows) // self.pcp_size) in self.few_rows and all_decode(rows)
 
     def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
         """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
@@ -298,7 +297,7 @@ def shared_out(num_rows: Numbers, num_cached: Numbers, rule: PrefillRule) -> NDA
     return by_all
 
 
-def decode_alone(rows: Sequence[Row]) -> bool:
+def all_decode(rows: Sequence[Row]) -> bool:
     """Whether each row is one token, as those of a decode are."""
     return all(row.num_tokens == 1 for row in rows)
 
@@ -317,7 +316,7 @@ def _team(
     if len(travelling) == 1:
         return ()
     sizes = [sum(p.num_tokens for p in (*a, *b)) for a, b in zip(travelling, staying, strict=True)]
-    if decode_alone(rows):
+    if all_decode(rows):
         sizes = [max(sizes)] * len(sizes)
     return tuple(sizes) if max(sizes) in paying else ()
 

@@ -123,6 +123,13 @@ def test_queries_are_replicated_where_a_rank_keeps_several_heads(
     assert run.why["layout"] == layout
 
 
+def test_the_layout_is_told_of_elastic_requests_too() -> None:
+    run = chosen(of=model("Llama-3.1-8B"), **ranks(2, 2), dcp_mode="elastic")
+    assert run.why["layout"].endswith(
+        "for 1/2 of a sequence that spans ranks, and for all of one at home there."
+    )
+
+
 def test_the_exchange_is_chosen_by_bytes() -> None:
     run = chosen(of=model("Llama-3.1-70B"), **ranks(16, 2))  # 8 heads of 128 a group, 4 a piece
     assert run.exchange == "a2a"

@@ -336,7 +336,7 @@ def test_a_process_for_which_there_is_no_memory_is_one_that_cannot_begin(
         engines[first].lost("It was killed.")
         waits = llm.add(PROMPT, SamplingParams(max_tokens=1))
         for each in (stream, waits):
-            with pytest.raises(EngineDeadError, match="could not be started: .* allocate memory"):
+            with pytest.raises(EngineDeadError, match="could not be started"):
                 await tokens(each)
         assert len(engines) == 3
         assert llm.health.gone
