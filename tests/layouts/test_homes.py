@@ -18,7 +18,7 @@ from kvspan.models.base import Batch
 from kvspan.step import Step
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.topology import Span, Topology
-from kvspan.worker.share import Shares
+from kvspan.worker.share import FEW_ROWS, Shares
 from kvspan.worker.worker import Worker
 from tests.layouts.engines import engine, generate
 from tests.layouts.forwards import assert_same, write_models
@@ -61,11 +61,20 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_models({name for _, name in RANKS}, tmp_path_factory)
 
 
-@pytest.mark.parametrize("exchange", ["a2a", "ag_rs"])
+@pytest.mark.parametrize(
+    ("exchange", "few_rows"),
+    [("a2a", NO_TEAM), ("a2a", FEW_ROWS), ("ag_rs", FEW_ROWS)],
+    ids=["a2a", "a2a-all-travel", "ag_rs-all-travel"],
+)
 @pytest.mark.parametrize("chunk", [10_000, 17, 49])
 @pytest.mark.parametrize(("sizes", "name"), RANKS, ids=lambda value: str(value).replace(" ", ""))
 def test_keys_at_random_ranks_give_one_ranks_logits(
-    sizes: tuple[int, int], name: str, chunk: int, exchange: str, checkpoints: dict[str, Path]
+    sizes: tuple[int, int],
+    name: str,
+    chunk: int,
+    exchange: str,
+    few_rows: Span,
+    checkpoints: dict[str, Path],
 ) -> None:
     """Runs of blocks on one pool and another: sequences at home for a while, spread from then on."""
     if exchange == "ag_rs" and name == "deepseek-v2-groups":
@@ -79,6 +88,7 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
         random_pools=True,
         chunk=chunk,
         exchange=exchange,
+        few_rows=few_rows,
     )
     checkpoint = resolve(str(checkpoints[name]))
     result = forward(checkpoint, sequences, case)
@@ -104,6 +114,7 @@ def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
         random_pools=True,
         alone_tokens=alone_tokens,
         team_rows=team_rows,
+        few_rows=team_rows,
         least_tokens_to_split=4,
         chunk=chunk,
     )

@@ -59,7 +59,7 @@ class ForwardCase:
         alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
         together_tokens: latents from which on coordinates make keys and values of them together.
         team_rows: rows of the fullest coordinate with which they multiply all rows as a team.
-        few_rows: rows of the fullest coordinate, all decoding, with which all travel if one does.
+        few_rows: that decode, of the fullest coordinate, with which all rows travel if one does.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """

@@ -10,7 +10,7 @@ through the network, and the home alone has to do with its rows in attention. Pr
 work for one home are shared out all the same, since a step takes as long as its busiest rank needs: by
 rows where homes are coordinates, by heads where they are ranks. The home keeps the keys. Of a few
 rows that decode nobody picks out their own: those of others see no key, and add nothing. And where ranks
-meet for one of them, all of them travel.
+meet for a row anyway, and few decode, all rows travel.
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
@@ -39,7 +39,7 @@ ROWS_WORTH_SHARING = 16
 collective, and rows that decode from which on it picks out its own: fewer are bound by reading
 weights."""
 FEW_ROWS = Span(1, ROWS_WORTH_SHARING)
-"""That decode where ranks are homes: of fewer than are worth sharing all travel as soon as one does."""
+"""That decode where ranks are homes: with fewer than are worth sharing, all travel if one does."""
 PAIRS_WORTH_MEETING = 1 << 21
 """(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
 more, so that traffic of short requests makes none."""
@@ -220,7 +220,7 @@ class Homes:
         rule: which rows have their keys gathered, and so attend head by head.
         split_tokens: new tokens from which on coordinates share out a row ...
         alone_tokens: ... and from which on they meet for it, though one has all its keys.
-        few_rows: rows of a coordinate with which a step that decodes lasts as long as it reads weights.
+        few_rows: that decode, of a coordinate, with which all rows travel where ranks meet for one.
     """
 
     num_pools: int
@@ -254,8 +254,9 @@ class Homes:
         homes = [home_of(its, num_pools=self.num_pools, num_homes=self.num_homes) for its in pools]
         if self.num_homes == 1:
             return homes
-        if None in homes and self._are_few(rows):
-            # That is no collective more; dealt out evenly, such steps have one shape, and so are played.
+        if None in homes and self._few_decode(rows):
+            # That is no collective more, no home is busier than the other, and of those steps in which
+            # all decode, all have one shape, and so are played.
             return [None] * len(rows)
         by_all = self._shared_by_coordinates if self.pcp_size > 1 else self._shared_by_ranks
         return [
@@ -263,9 +264,10 @@ class Homes:
             for is_shared, home in zip(by_all(rows, homes), homes, strict=True)
         ]
 
-    def _are_few(self, rows: Sequence[Row]) -> bool:
-        """Whether all rows decode, and no coordinate has many of them."""
-        return -(-len(rows) // self.pcp_size) in self.few_rows and all_decode(rows)
+    def _few_decode(self, rows: Sequence[Row]) -> bool:
+        """Whether no coordinate has many rows that decode."""
+        num_decode = sum(row.num_tokens == 1 for row in rows)
+        return -(-num_decode // self.pcp_size) in self.few_rows
 
     def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
         """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
