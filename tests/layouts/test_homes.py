@@ -101,18 +101,18 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
 
 
 @pytest.mark.parametrize("chunk", [10_000, 17])
-@pytest.mark.parametrize("alone_tokens", [10_000, 10])
+@pytest.mark.parametrize("meet_tokens", [10_000, 10])
 @pytest.mark.parametrize("team_rows", [NO_TEAM, Span(1, 10_000)], ids=["alone", "team"])
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
 def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
-    name: str, team_rows: Span, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
+    name: str, team_rows: Span, meet_tokens: int, chunk: int, checkpoints: dict[str, Path]
 ) -> None:
     """Where others are spread, and where they meet for the prompt's sake; its keys stay at the home."""
     sequences = [tokens(n, seed=i) for i, n in enumerate(LENGTHS)]
     case = ForwardCase(
         topology=Topology(pcp_size=2, dcp_size=2),
         random_pools=True,
-        alone_tokens=alone_tokens,
+        meet_tokens=meet_tokens,
         team_rows=team_rows,
         few_rows=team_rows,
         least_tokens_to_split=4,

@@ -12,6 +12,16 @@ rows where homes are coordinates, by heads where they are ranks. The home keeps 
 rows that decode nobody picks out their own: those of others see no key, and add nothing. And where ranks
 meet for a row anyway, and few decode, all rows travel.
 
+Who has which row follows from how many there are:
+
+    split_tokens           new tokens from which on a row is cut for coordinates
+    meet_tokens            ... and from which on coordinates meet for one of a home; of ranks that are
+                           homes it is PAIRS_WORTH_MEETING
+    few_rows               that decode: where ranks meet anyway, no row stays at its home
+    ROWS_WORTH_SHARING     that decode: ranks that are homes pick out their own; new tokens: they leave
+                           heads of a prompt to others
+    team_rows              of a coordinate: all multiply the rows of all, each by a part of the weights
+
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
 """
@@ -219,7 +229,7 @@ class Homes:
         pcp_size: P; 1 where ranks are homes.
         rule: which rows have their keys gathered, and so attend head by head.
         split_tokens: new tokens from which on coordinates share out a row ...
-        alone_tokens: ... and from which on they meet for it, though one has all its keys.
+        meet_tokens: ... and from which on they meet for it, though one has all its keys.
         few_rows: that decode, of a coordinate, with which all rows travel where ranks meet for one.
     """
 
@@ -228,7 +238,7 @@ class Homes:
     pcp_size: int
     rule: PrefillRule
     split_tokens: int
-    alone_tokens: int
+    meet_tokens: int
     few_rows: Span
 
     @classmethod
@@ -240,7 +250,7 @@ class Homes:
             pcp_size=resolved.pcp_size,
             rule=rule,
             split_tokens=resolved.split_tokens,
-            alone_tokens=resolved.alone_tokens,
+            meet_tokens=resolved.meet_tokens,
             few_rows=FEW_ROWS if resolved.pcp_size == 1 else resolved.team_rows,
         )
 
@@ -271,8 +281,8 @@ class Homes:
 
     def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
         """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
-        meet = None in homes or any(row.num_tokens >= self.alone_tokens for row in rows)
-        least = max(self.split_tokens, 2) if meet else self.alone_tokens
+        meet = None in homes or any(row.num_tokens >= self.meet_tokens for row in rows)
+        least = max(self.split_tokens, 2) if meet else self.meet_tokens
         return [row.num_tokens >= least for row in rows]
 
     def _shared_by_ranks(self, rows: Sequence[Row], _: Sequence[int | None]) -> list[bool]:

@@ -57,5 +57,5 @@ def test_values_are_spelled_for_readers() -> None:
     starts = [line.split(":")[0] for line in lines]
     assert "--dcp-q-replicate on" in starts
     assert "--gpu-memory-utilization 0.4" in starts
-    assert "alone_tokens 2" in starts
+    assert "meet_tokens 2" in starts
     assert any(start.startswith("team_rows 1 to ") for start in starts)

@@ -212,7 +212,7 @@ def test_coordinates_share_prompts_of_a_home_where_they_meet_anyway_or_others_wo
         pcp_size=2,
         rule=rule,
         split_tokens=64,
-        alone_tokens=500,
+        meet_tokens=500,
         few_rows=Span(1, 9),
     )
 
@@ -236,7 +236,7 @@ def test_all_rows_travel_where_ranks_meet_for_one_and_few_decode(pcp_size: int, 
         pcp_size=pcp_size,
         rule=PrefillRule(row_bytes=10, token_bytes=1, least_rows=2),
         split_tokens=64,
-        alone_tokens=500,
+        meet_tokens=500,
         few_rows=few_rows,
     )
     for number in range(1, 20):
