@@ -5,7 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from kvspan.bench.answered import Bounds
@@ -19,6 +18,7 @@ from kvspan.bench.elastic_report import (
 )
 from kvspan.bench.rivals import Layout, Plan
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig
 from kvspan.config.sizes import parse_count
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     traffic.add_argument("--trace-seed", type=int, default=0, help="of traces and prompts (0)")
     parser.add_argument("--rounds", type=int, default=3, help="of the curve and of each trace (3)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
+    add_json_flag(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and the picture")
     parser.add_argument(
         "--svg", type=Path, metavar="FILE", help="the picture alone; of several, a file each (FILE-gloo)"
@@ -94,16 +94,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
     plan = _plan(arguments)
-    check_places(Path(arguments.json or "-"), arguments.html, arguments.svg)
+    json = JsonOutput(arguments)
+    check_places(arguments.html, arguments.svg)
     quiet = stderr_console()
-    console = Console(highlight=False, quiet=arguments.json == "-")
+    console = Console(highlight=False, quiet=json.is_alone)
     console.width = max(console.width, _WIDTH)
     found = []
     for layouts in _alike(arguments):
         each = measure(layouts, plan, told=lambda what: quiet.print(what, style="dim", markup=False))
         _print(console, each)
         found.append(each)
-    _report(arguments, found)
+    _report(arguments, json, found)
     return 0
 
 
@@ -204,11 +205,9 @@ def _print(console: Console, measured: Measured) -> None:
         console.print(sentence, markup=False)
 
 
-def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
+def _report(arguments: argparse.Namespace, json: JsonOutput, found: list[Measured]) -> None:
     command = f"kvspan {shlex.join(sys.argv[1:])}"
-    if arguments.json is not None:
-        text = msgspec.json.encode({"command": command, "measured": found}).decode() + "\n"
-        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    json.write({"command": command, "measured": found})
     if arguments.html is not None:
         write_text(elastic_page("A span for each request", command, found), arguments.html)
     drawn = [each for each in found if each.curve] if arguments.svg is not None else []

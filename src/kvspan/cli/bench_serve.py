@@ -23,6 +23,7 @@ from kvspan.bench.serve_report import (
     summary_table,
 )
 from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.replay_bar import ReplayBar
 from kvspan.cli.startup import print_capacity, print_choices, stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
@@ -73,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--scale", type=int, default=1, help="that the trace was scaled by, for buckets (1)"
     )
-    out.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
+    add_json_flag(out)
     out.add_argument("--csv", type=Path, metavar="FILE", help="a line for each request")
     out.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and plots")
     out.add_argument(
@@ -91,12 +92,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject; what was measured before a Ctrl-C is reported, too."""
     _check(arguments)
-    check_places(Path(arguments.json or "-"), arguments.csv, arguments.html, arguments.profile)
+    json = JsonOutput(arguments)
+    check_places(arguments.csv, arguments.html, arguments.profile)
     trace = read_trace(arguments.trace, read_options(arguments))
     trace = Trace(trace.rows[: arguments.rows], trace.block_tokens)
     observed, num_ranks = (_over_http if arguments.url else _in_process)(arguments, trace)
     found = figures(observed, num_ranks=num_ranks, scale=arguments.scale)
-    _report(arguments, found, observed, num_ranks)
+    _report(arguments, json, found, observed, num_ranks)
     return 1 if found.num_errors and not found.num_ok else 0
 
 
@@ -190,17 +192,21 @@ def _extra_body(text: str) -> dict[str, Any]:
         raise ConfigError(f"--extra-body is no JSON object: {error}.") from None
 
 
-def _report(arguments: argparse.Namespace, found: Figures, observed: Observed, num_ranks: int) -> None:
+def _report(
+    arguments: argparse.Namespace,
+    json: JsonOutput,
+    found: Figures,
+    observed: Observed,
+    num_ranks: int,
+) -> None:
     title = f"{arguments.url or arguments.model}, {arguments.trace.name}"
     command = f"kvspan {shlex.join(_without_secrets(sys.argv[1:]))}"
-    if arguments.json is not None:
-        text = msgspec.json.encode(found).decode() + "\n"
-        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    json.write(found)
     if arguments.csv is not None:
         write_text(requests_csv(observed.records), arguments.csv)
     if arguments.html is not None:
         write_text(serve_page(title, command, found, observed, num_ranks=num_ranks), arguments.html)
-    if arguments.json != "-":
+    if not json.is_alone:
         console = Console(highlight=False)
         for table in (
             summary_table(found, num_ranks=num_ranks),

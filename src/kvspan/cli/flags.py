@@ -34,12 +34,16 @@ class FlagParser(argparse.ArgumentParser):
         """
         self.allow_abbrev = False
         typed = _with_dashes(sys.argv[1:] if args is None else list(args))
+        if "--json" in self._option_string_actions:
+            typed = _with_json(typed)
         found, left = super().parse_known_args(typed, namespace)
         for text in left:
             if text.startswith("-") and text != "--":
                 raise refuse_unknown(text.split("=")[0], list(self._option_string_actions))
         if left:
-            raise ConfigError(f"Unexpected argument {left[0]}: see `{self.prog} --help`.")
+            raise ConfigError(
+                f"Unexpected argument {left[0]}: {_hint(typed, left[0])}see `{self.prog} --help`."
+            )
         return found, []
 
     def error(self, message: str) -> NoReturn:
@@ -169,6 +173,29 @@ def _with_dashes(arguments: Sequence[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     flags = [_dashed(text) if text.startswith("--") else text for text in arguments[:end]]
     return flags + list(arguments[end:])
+
+
+def _with_json(arguments: Sequence[str]) -> list[str]:
+    """`--json` with its value: a file behind it ends in .json, and else it is alone.
+
+    Any other argument behind it, such as a model, is the command's own.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found: list[str] = []
+    for before, text in zip(["", *arguments], arguments[:end], strict=False):
+        if before == "--json" and (text == "-" or text.endswith(".json")):
+            found[-1] = f"--json={text}"
+        else:
+            found.append("--json=-" if text == "--json" else text)
+    return found + list(arguments[end:])
+
+
+def _hint(arguments: Sequence[str], unexpected: str) -> str:
+    """What whoever typed an argument too many may have meant."""
+    before = dict(zip(arguments[1:], arguments, strict=False)).get(unexpected)
+    if before != "--json=-":
+        return ""
+    return f"a file for --json ends in .json, or is written --json={unexpected}; "
 
 
 def _dashed(flag: str) -> str:

@@ -1,13 +1,13 @@
 """`kvspan trace`: what a trace asks for, traces that are made up, and parts of traces."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.errors import ConfigError
@@ -47,7 +47,7 @@ def _add_stats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scale", type=int, default=1, help="what the trace was scaled by: the buckets are too (1)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(parser)
     add_trace_flags(parser)
 
 
@@ -93,13 +93,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
+    json = JsonOutput(arguments)
     trace = read_trace(arguments.file, read_options(arguments))
     stats = trace_stats(trace, hit_unit=arguments.hit_unit, scale=arguments.scale)
-    if arguments.json:
-        read = {"skipped": trace.num_skipped, "unsorted": trace.num_unsorted}
-        sys.stdout.write(msgspec.json.encode(msgspec.to_builtins(stats) | read).decode() + "\n")
-    else:
-        _print(Console(highlight=False), trace, stats)
+    read = {"skipped": trace.num_skipped, "unsorted": trace.num_unsorted}
+    json.write(msgspec.to_builtins(stats) | read)
+    _print(Console(highlight=False, quiet=json.is_alone), trace, stats)
     return 0
 
 
