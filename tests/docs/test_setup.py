@@ -35,7 +35,8 @@ def test_each_stage_is_told_before_it_begins(tmp_path: Path) -> None:
         check=True,
         timeout=60,
     ).stdout.splitlines()
-    assert told[0].startswith("Setting up") and "minutes" in told[0]
+    assert told[0].startswith("Setting up")
+    assert "minutes" in told[0]
     stages = [(i, line) for i, line in enumerate(told) if line.startswith("[")]
     assert [line[:5] for _, line in stages] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     behind = [told[i + 1] for i, _ in stages[1:]]

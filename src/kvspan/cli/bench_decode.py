@@ -8,6 +8,7 @@ from rich.table import Table
 
 from kvspan.bench.contender import Case
 from kvspan.bench.decode import Decoded, Plan, measure
+from kvspan.cli.bounds import refuse_below
 from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
 from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
@@ -43,9 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
-    for flag, value in (("--steps", arguments.steps), ("--rounds", arguments.rounds)):
-        if value < 1:
-            raise ConfigError(f"{flag} {value} is too small: 1 or more.")
+    refuse_below(("--steps", arguments.steps, 1), ("--rounds", arguments.rounds, 1))
     json = JsonOutput(arguments)
     plan = Plan(_cases(arguments), arguments.steps, arguments.rounds, arguments.breakdown)
     quiet = stderr_console()

@@ -17,6 +17,7 @@ from kvspan.bench.elastic_report import (
     verdicts,
 )
 from kvspan.bench.rivals import Layout, Plan
+from kvspan.cli.bounds import refuse_below, refuse_no_rate, refuse_no_time
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
 from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
@@ -25,7 +26,7 @@ from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
 from kvspan.plan.asked import DURATION
 from kvspan.report.page import check_places, write_text
-from kvspan.report.plots import save
+from kvspan.report.plots import refuse_no_plot, save
 from kvspan.trace.synth import PROFILES
 
 _WIDTH = 130
@@ -96,6 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments)
     json = JsonOutput(arguments)
     check_places(arguments.html, arguments.svg)
+    if arguments.svg is not None:
+        refuse_no_plot(arguments.svg)
     quiet = stderr_console()
     console = Console(highlight=False, quiet=json.is_alone)
     console.width = max(console.width, _WIDTH)
@@ -126,7 +129,7 @@ def _alike(arguments: argparse.Namespace) -> list[list[Layout]]:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    for flag, value, least in (
+    refuse_below(
         ("--batch", arguments.batch, 1),
         ("--steps", arguments.steps, 1),
         ("--rows", arguments.rows, 2),
@@ -135,14 +138,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         ("--cache-tokens", arguments.cache_tokens, 1),
         ("--scale", arguments.scale, 1),
         ("--output-scale", arguments.output_scale, 1),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
-    if not arguments.duration > 0:  # nor is nan
-        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
-    rate = arguments.request_rate
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--request-rate {rate:g} must be a number above 0, and not infinite.")
+        ("--trace-seed", arguments.trace_seed, 0),
+    )
+    refuse_no_time("--duration", arguments.duration)
+    refuse_no_rate("--request-rate", arguments.request_rate, "requests a second")
     contexts, traces = _contexts(arguments.context), _traces(arguments.trace)
     if not contexts and not traces:
         raise ConfigError(
@@ -157,7 +156,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         traces=traces,
         num_rows=arguments.rows,
         users=arguments.concurrency,
-        rate_per_s=rate,
+        rate_per_s=arguments.request_rate,
         scale=arguments.scale,
         output_scale=arguments.output_scale,
         cache_tokens=arguments.cache_tokens,

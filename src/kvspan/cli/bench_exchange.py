@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvspan.bench.exchange import COMMS, HEAD_DIM, OPS, Timing, measure
+from kvspan.cli.bounds import refuse_below
 from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.comm.shm import refusal
 from kvspan.config.cores import num_cores
@@ -28,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
-    for flag, value, least in (("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1)):
-        if value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    refuse_below(("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1))
     if arguments.ranks > MAX_RANKS:
         raise ConfigError(f"--ranks {arguments.ranks} is too many: {MAX_RANKS} or fewer.")
     if (why := refusal()) is not None:

@@ -22,6 +22,7 @@ from kvspan.bench.serve_report import (
     serve_page,
     summary_table,
 )
+from kvspan.cli.bounds import refuse_below, refuse_no_rate, refuse_no_time
 from kvspan.cli.flags import add_engine_flags, engine_config
 from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.replay_bar import ReplayBar
@@ -33,6 +34,7 @@ from kvspan.errors import ConfigError
 from kvspan.report.page import check_places, write_text
 from kvspan.trace.mooncake import read_trace
 from kvspan.trace.row import Trace
+from kvspan.trace.tokens import FIRST_TOKEN
 
 _VOCAB_SIZE = 32_000
 """Of prompts for a server that does not tell: smaller than almost every model's."""
@@ -108,18 +110,20 @@ def _check(arguments: argparse.Namespace) -> None:
             "--concurrency and --speed-up exclude each other: a closed loop goes by answers, an open "
             "one by the trace's times."
         )
-    for flag, value, least in (
+    refuse_below(
         ("--rows", arguments.rows, 1),
+        ("--concurrency", arguments.concurrency, 1),
         ("--num-ranks", arguments.num_ranks, 1),
+        ("--scale", arguments.scale, 1),
+        ("--trace-seed", arguments.trace_seed, 0),
         ("--profile-steps", arguments.profile_steps, 1),
         ("--profile-skip", arguments.profile_skip, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+        ("--vocab-size", arguments.vocab_size, FIRST_TOKEN + 1),
+    )
+    refuse_no_rate("--speed-up", arguments.speed_up, "times the trace's own pace")
+    refuse_no_time("--duration", arguments.duration)
     if arguments.profile is not None and arguments.url is not None:
         raise ConfigError("--profile watches an engine of this process, and not the server at --url.")
-    if arguments.duration is not None and arguments.duration <= 0:
-        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
     if (arguments.url is None) == (vars(arguments).get("model") is None):
         raise ConfigError("Give either a model to run in this process, or the --url of a server.")
 

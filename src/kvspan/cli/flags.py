@@ -5,6 +5,7 @@ the readers of `config.options` see what they would see in a file, and typed fla
 """
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,9 @@ from kvspan.config.absent import refuse_unknown
 from kvspan.config.engine import ENGINE_OPTIONS, OF_SERVERS, EngineConfig, read_yaml
 from kvspan.config.options import Option, as_flag, canonical
 from kvspan.errors import ConfigError
+
+_NUMBERS = {"int": "a whole number", "float": "a number"}
+"""What types are called by those who type."""
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -48,6 +52,10 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuses what argparse refuses."""
+        wrong = re.fullmatch(r"argument (?:\S+/)?(\S+): invalid (int|float) value: '(.*)'", message)
+        if wrong is not None:
+            flag, kind, value = wrong.groups()
+            raise ConfigError(f"{flag} {value} is not {_NUMBERS[kind]} (see `{self.prog} --help`).")
         raise ConfigError(f"{message[:1].upper()}{message[1:]} (see `{self.prog} --help`).")
 
 

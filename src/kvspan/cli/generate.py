@@ -11,7 +11,7 @@ from kvspan.cli.startup import print_capacity, print_choices, stderr_console
 from kvspan.cli.streaming import stream
 from kvspan.engine.generation import Prompt
 from kvspan.engine.llm import LLM
-from kvspan.errors import ConfigError
+from kvspan.errors import ConfigError, reason_of
 from kvspan.loading.chat_template import read_chat_template
 from kvspan.request import SamplingParams
 
@@ -97,7 +97,8 @@ def _prompt_text(arguments: argparse.Namespace) -> str:
     try:
         return Path(arguments.prompt_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {error}.") from error
+        why = reason_of(error)
+        raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {why}.") from error
 
 
 def _prompt(llm: LLM, arguments: argparse.Namespace, text: str, template: str | None) -> Prompt:
