@@ -139,7 +139,9 @@ def _read(prompt: Prompt, tokenizer: Tokenizer | None) -> tuple[str | None, list
     if not isinstance(prompt, str):
         return None, _token_ids(prompt)
     if tokenizer is None:
-        raise RequestError("This model has no tokenizer: give the prompt as token ids.")
+        raise RequestError(
+            "This model has no tokenizer: give the prompt as token ids, or name one with --tokenizer."
+        )
     return prompt, tokenizer.encode(check_unicode("The prompt", prompt))
 
 

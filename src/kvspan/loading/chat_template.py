@@ -15,7 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvspan.errors import ConfigError, ModelError, RequestError
+from kvspan.errors import ConfigError, ModelError, RequestError, reason_of
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
@@ -106,7 +106,7 @@ def read_chat_template(path: Path) -> str:
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
+        raise ConfigError(f"--chat-template {path} cannot be read: {reason_of(error)}.") from error
     ChatTemplate({DEFAULT: source}, where=f"--chat-template {path}", special_tokens={})
     return source
 

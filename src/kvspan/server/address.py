@@ -1,12 +1,17 @@
 """Where a server listens. Knows sockets, and no HTTP."""
 
 import contextlib
+import errno
 import resource
 import socket
 from collections.abc import Iterator
 
 from kvspan.config.server import ServerConfig
 from kvspan.errors import ConfigError
+
+_ADDRESSES = (
+    "Give an address of this machine: 127.0.0.1 for itself alone, 0.0.0.0 for whoever reaches it."
+)
 
 
 @contextlib.contextmanager
@@ -22,7 +27,7 @@ def bound(config: ServerConfig) -> Iterator[socket.socket]:
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except OSError as error:
-        raise ConfigError(f"--host {config.host}: {error.strerror}.") from error
+        raise ConfigError(f"--host {config.host}: {error.strerror}. {_ADDRESSES}") from error
     family, kind, protocol, _, address = infos[0]
     with socket.socket(family, kind, protocol) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -53,9 +58,10 @@ def listen(sock: socket.socket, config: ServerConfig, backlog: int) -> None:
 
 
 def _refusal(config: ServerConfig, error: OSError) -> ConfigError:
+    is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+    way_out = _ADDRESSES if is_elsewhere else "Choose another --port; 0 is any that is free."
     return ConfigError(
-        f"--host {config.host} --port {config.port} cannot be listened on: {error.strerror}. "
-        "Choose another --port; 0 is any that is free."
+        f"--host {config.host} --port {config.port} cannot be listened on: {error.strerror}. {way_out}"
     )
 
 
