@@ -52,6 +52,11 @@ class Generation:
         return all(output.finish_reason is not None for output in self.outputs.values())
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of all outputs so far."""
+        return sum(output.num_tokens for output in self.outputs.values())
+
+    @property
     def first(self) -> OutputText:
         """The output of index 0."""
         return next(iter(self.outputs.values()))

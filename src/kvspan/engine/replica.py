@@ -17,6 +17,7 @@ from kvspan.engine.messages import (
     Abort,
     Add,
     Begin,
+    Begun,
     Chosen,
     Died,
     End,
@@ -191,7 +192,7 @@ class Replica:
             EngineDeadError: the process is not there.
         """
         self._send([encode(going_on(order, stream.generation)) for order in orders])
-        self._held.add(stream, orders, is_left=True)
+        self._held.add(stream, orders)
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request, and will be none.
@@ -243,6 +244,8 @@ class Replica:
         match report:
             case Stepped():
                 self._deal_out(report)
+            case Begun(request_ids):
+                self._held.begin(request_ids)
             case Profiled():
                 self._meter.profiled(self._name, report)
             case Idle(load):
@@ -267,8 +270,9 @@ class Replica:
     def lost(self, why: str) -> None:
         """The process has hung up, and is started again unless it was told to end.
 
-        Its requests go on at another one, or when it works again; they end with an error if they were
-        left before and have had nothing since, or if it has said itself that it has given up.
+        Its requests go on at another one, or when it works again; they end with an error if it
+        worked on them, as one that was lost before had, and they have had nothing in between, or if it
+        has said itself that it has given up.
 
         Args:
             why: a sentence, if it has not said one itself.
@@ -372,7 +376,7 @@ class Replica:
             orders = orders_of(stream)
             is_elsewhere = bool(orders) and self._left(stream, orders)
             if orders and may_wait and not is_elsewhere:
-                self._held.add(stream, orders, is_left=True)
+                self._held.add(stream, orders)
                 continue
             self._held.drop(stream)
             if not is_elsewhere:

@@ -17,6 +17,7 @@ from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.messages import (
     Abort,
     Add,
+    Begun,
     Chosen,
     Died,
     End,
@@ -75,6 +76,13 @@ class FakeEngine:
         order = decode_order(body)
         assert isinstance(order, Add)
         self.added.append(order)
+
+    def begins(self) -> None:
+        """With everything that it was given."""
+        self.says_it_begins(*(order.request_id for order in self.added))
+
+    def says_it_begins(self, *request_ids: int) -> None:
+        self._heard(encode(Begun(request_ids)))
 
     def gives_up(self, why: str) -> None:
         self._heard(encode(Died("EngineDeadError", why)))
@@ -184,8 +192,10 @@ def test_a_request_that_is_the_end_of_its_engine_is_not_the_end_of_all(
 
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         moved = next(i for i in range(3) if i != first and engines[i].added)
+        engines[moved].begins()
         engines[moved].lost("So was this.")
         assert sum(len(engine.added) for engine in engines) == 2
         with pytest.raises(EngineDeadError, match="So was this"):
@@ -197,8 +207,10 @@ def test_a_request_that_is_the_end_of_its_engine_is_not_the_end_of_all(
 def test_a_request_that_has_advanced_is_moved_again(tmp_path: Path, engines: list[FakeEngine]) -> None:
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines, n=2)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         second = next(i for i in range(3) if i != first and engines[i].added)
+        engines[second].begins()
         advanced, fresh = (order.request_id for order in engines[second].added)
         engines[second].gives(advanced, 7)
         engines[second].lost("So was this.")
@@ -280,9 +292,11 @@ def test_with_a_request_that_has_had_nothing_an_engine_is_started_again_once(
 ) -> None:
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         again = await started_again(llm, engines)
         other = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        again.begins()
         again.lost("So was this.")
         with pytest.raises(EngineDeadError, match="So was this"):
             await tokens(stream)
@@ -405,11 +419,40 @@ def test_who_has_waited_for_an_engine_has_not_been_lost_with_one(
         for number in (1, 2):
             while len(engines) == number or not engines[number].added:
                 await asyncio.sleep(0)
+            engines[number].begins()
             if number == 1:
                 engines[1].lost("So was this.")
         engines[2].lost("And this.")
         with pytest.raises(EngineDeadError, match="And this"):
             await tokens(stream)
+
+    run(tmp_path, test, replicas=1, max_restarts=3)
+
+
+def test_who_only_queued_at_engines_that_were_lost_is_not_blamed(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """Of two requests each engine begins with the first, and is lost; the second one is still there."""
+
+    async def test(llm: AsyncLLM) -> None:
+        blamed, _ = asked(llm, engines)
+        queued, _ = asked(llm, engines)
+        for number in (0, 1):
+            while len(engines) == number or not llm.health.ready:
+                await asyncio.sleep(0)
+            engines[number].says_it_begins(*blamed.generation.outputs)
+            engines[number].lost(f"Engine {number} was killed.")
+        with pytest.raises(EngineDeadError, match="Engine 1 was killed"):
+            await tokens(blamed)
+        while len(engines) < 3 or not llm.health.ready:
+            await asyncio.sleep(0)
+        assert [order.request_id for order in engines[2].added] == list(queued.generation.outputs)
+        engines[2].begins()
+        engines[2].lost("This was the first with it.")
+        while len(engines) < 4 or not llm.health.ready:
+            await asyncio.sleep(0)
+        engines[3].gives(engines[3].added[0].request_id, 8, FinishReason.LENGTH)
+        assert await tokens(queued) == [8]
 
     run(tmp_path, test, replicas=1, max_restarts=3)
 
