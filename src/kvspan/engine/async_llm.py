@@ -21,6 +21,7 @@ from kvspan.engine.checks import check_request
 from kvspan.engine.core import stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
 from kvspan.engine.health import Health, together
+from kvspan.engine.held import place_of
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.meter import Meter
 from kvspan.engine.observer import EndedRequest, Observer
@@ -330,6 +331,7 @@ class AsyncLLM:
                 meter=self.meter,
                 name=str(number),
                 begun=partial(self._forget, number),
+                freed=partial(self._fill, number),
                 left=self._move,
             )
             for number in range(count)
@@ -352,17 +354,44 @@ class AsyncLLM:
         best = working or taking or returning or numbered
         if len(best) == 1 or self._router is None or best is numbered:
             return next(iter(best.values()))
-        places = self.resolved.max_num_seqs
-        free = {n: r for n, r in best.items() if r.num_unfinished < places} or best
+        free = {n: r for n, r in best.items() if self._num_free(r) > 0} or best
         busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
         return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
 
-    def _move(self, stream: RequestStream, orders: Sequence[Add]) -> bool:
-        """Gives a request whose engine was lost to another one; whether there is any."""
+    def _num_free(self, replica: Replica) -> int:
+        """Outputs that a replica could work on beside those that it has; negative where some wait."""
+        return self.resolved.max_num_seqs - replica.num_unfinished
+
+    def _move(self, stream: RequestStream, orders: Sequence[Add], may_wait: bool) -> bool:
+        """Gives a request whose engine was lost to another one; whether there is any.
+
+        Where all others are full it goes to none of them if it may wait: its own engine may be back
+        before a place is free (`_fill`).
+        """
         replica = self._choose(stream.generation.prompt_ids, orders[0].cache_salt)
-        if replica.takes_requests:
+        if not replica.takes_requests or (may_wait and self._num_free(replica) <= 0):
+            return False
+        replica.go_on(stream, orders)
+        return True
+
+    def _fill(self, number: int) -> None:
+        """Gives a replica, for as long as it has places free, requests that wait for others to be back.
+
+        Those that were first in line are first. The rest goes on to wait, for the replica that is back
+        first or for the next place.
+        """
+        replica = self._replicas[number]
+        if not replica.health.ready or self._num_free(replica) <= 0:
+            return
+        waiting = [(*request, other) for other in self._replicas for request in other.stranded]
+        for stream, orders, other in sorted(waiting, key=lambda each: place_of(each[1])):
+            if self._num_free(replica) <= 0:
+                return
+            other.hand_over(stream)
             replica.go_on(stream, orders)
-        return replica.takes_requests
+            if self._router is not None:
+                prompt = stream.generation.prompt_ids
+                self._router.remember(number, prompt, cache_salt=orders[0].cache_salt)
 
     def _abort(self, generation: Generation) -> None:
         """Ends a request, whichever replica has it."""

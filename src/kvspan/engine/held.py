@@ -44,6 +44,11 @@ class Held:
         return list(dict.fromkeys(output.stream for output in self._outputs.values()))
 
     @property
+    def in_line(self) -> list[RequestStream]:
+        """The same, the first in line first."""
+        return sorted(self.streams, key=lambda stream: place_of(self.orders_of(stream)))
+
+    @property
     def orders(self) -> list[Add]:
         """Of all outputs, for an engine that goes on with them where others were lost."""
         return [going_on(each.order, each.stream.generation) for each in self._outputs.values()]
@@ -94,6 +99,11 @@ class Held:
         """Forgets a request."""
         for request_id in stream.generation.outputs:
             self.forget(request_id)
+
+
+def place_of(orders: Sequence[Add]) -> tuple[int, int]:
+    """A request's place in line, by its orders: the lower, the earlier."""
+    return orders[0].priority, orders[0].request_id
 
 
 def going_on(order: Add, generation: Generation) -> Add:

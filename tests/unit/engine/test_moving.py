@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvspan.config.engine import EngineConfig
@@ -17,10 +18,10 @@ from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.messages import (
     Abort,
     Add,
+    Begin,
     Begun,
     Chosen,
     Died,
-    End,
     Order,
     Ready,
     Stepped,
@@ -68,8 +69,10 @@ class FakeEngine:
             self.aborted += order.request_ids
         elif self.refuses:
             self.lost(self.refuses)
-        elif not isinstance(order, End):
-            self._heard(encode(Chosen(self._resolved, self._resolved.model)))
+        elif isinstance(order, Begin):
+            places = order.options["max_num_seqs"] or self._resolved.max_num_seqs
+            resolved = msgspec.structs.replace(self._resolved, max_num_seqs=places)
+            self._heard(encode(Chosen(resolved, resolved.model)))
             self._heard(encode(Ready((), PLAN)))
 
     def send(self, body: bytes) -> None:
@@ -121,10 +124,16 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]
 
 
 def run(
-    model: Path, test: Callable[[AsyncLLM], Any], *, replicas: int = 2, max_restarts: int = 0
+    model: Path,
+    test: Callable[[AsyncLLM], Any],
+    *,
+    replicas: int = 2,
+    max_restarts: int = 0,
+    max_num_seqs: int | None = None,
 ) -> None:
     async def whole() -> None:
-        options = {"load_format": "dummy", "data_parallel_size": replicas}
+        options: dict[str, Any] = {"load_format": "dummy", "data_parallel_size": replicas}
+        options |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
         async with AsyncLLM(str(model), max_restarts=max_restarts, **options) as llm:
             await test(llm)
 
@@ -471,6 +480,96 @@ def test_nobody_waits_for_an_engine_that_is_not_started_again(
         assert llm.num_unfinished == 0
 
     run(tmp_path, test, replicas=1, max_restarts=0)
+
+
+def test_what_waits_for_an_engine_goes_to_another_that_is_back_first(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as it has places for; the others when a place is free, in line, or when theirs is back."""
+    doors = {2: asyncio.Event(), 3: asyncio.Event()}  # the engines that are started again
+
+    async def connect(engine: FakeEngine) -> None:
+        if door := doors.get(engines.index(engine)):
+            await door.wait()
+
+    def given(number: int) -> list[int]:
+        return [order.request_id for order in engines[number].added]
+
+    async def works(number: int) -> None:
+        while not given(number):
+            await asyncio.sleep(0)
+
+    async def test(llm: AsyncLLM) -> None:
+        monkeypatch.setattr(FakeEngine, "connect", connect)
+        streams = [
+            llm.add([3, 4, number], SamplingParams(max_tokens=2), priority=priority)
+            for number, priority in enumerate([0, 0, -1, 0])
+        ]
+        assert [given(0), given(1)] == [[0, 2], [1, 3]]
+        engines[0].gives(0, 6)
+        engines[1].lost("It was killed.")
+        assert given(0) == [0, 2, 1]  # for 3 there is no place
+        engines[0].lost("So was this.")
+        streams.append(llm.add(PROMPT, SamplingParams(max_tokens=2)))
+        while len(engines) < 4:
+            await asyncio.sleep(0)
+        doors[2].set()
+        await works(2)
+        assert given(2) == [3, 4, 2]
+        engines[2].gives(3, 7)
+        assert given(2) == [3, 4, 2]
+        engines[2].gives(3, 8, FinishReason.LENGTH)
+        assert given(2) == [3, 4, 2, 0]
+        assert unpack_tokens(engines[2].added[-1].tokens).tolist() == [3, 4, 0, 6]
+        streams[2].abort()
+        assert given(2) == [3, 4, 2, 0, 1]
+        streams.append(llm.add(PROMPT, SamplingParams(max_tokens=2)))
+        assert given(2) == [3, 4, 2, 0, 1, 5]  # it does not wait for an engine while there is one
+        doors[3].set()
+        while not all(health.ready for health in llm.healths):
+            await asyncio.sleep(0)
+        assert not engines[3].added
+        for number in (0, 1, 4, 5):
+            engines[2].gives(number, 9, FinishReason.STOP)
+        found = [await tokens(stream) for stream in streams if stream is not streams[2]]
+        assert found == [[6, 9], [9], [7, 8], [9], [9]]
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test, max_restarts=1, max_num_seqs=3)
+
+
+def test_who_finds_no_place_elsewhere_goes_on_where_it_was_if_that_is_back_first(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        streams = [llm.add([3, 4, number], SamplingParams(max_tokens=1)) for number in range(2)]
+        engines[0].lost("It was killed.")
+        assert len(engines[1].added) == 1
+        while not all(health.ready for health in llm.healths):
+            await asyncio.sleep(0)
+        assert [order.request_id for order in engines[2].added] == [0]
+        engines[2].gives(0, 8, FinishReason.LENGTH)
+        engines[1].gives(1, 9, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [9]]
+
+    run(tmp_path, test, max_restarts=1, max_num_seqs=1)
+
+
+def test_who_may_not_wait_goes_to_an_engine_that_is_full(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """There is no other that will be back."""
+
+    async def test(llm: AsyncLLM) -> None:
+        streams = [llm.add([3, 4, number], SamplingParams(max_tokens=1)) for number in range(2)]
+        engines[0].lost("It was killed.")
+        while len(engines[1].added) < 2:
+            await asyncio.sleep(0)
+        for number in range(2):
+            engines[1].gives(number, 8, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+
+    run(tmp_path, test, max_restarts=0, max_num_seqs=1)
 
 
 def test_what_waits_for_an_engine_that_is_given_up_goes_to_another(
