@@ -187,49 +187,35 @@ class AsyncLLM:
             RequestError: it can never run; one sentence with the numbers.
             EngineDeadError: there is no engine to run it, and none is being started again.
         """
-        text, ids = read_prompt(prompt, params, self._tokenizer)
-        self.check(ids, params, cache_salt=cache_salt)
-        replica = self._choose(ids, cache_salt)
-        replica.refuse_if_gone()
-        number = next(self._request_numbers)
-        generation = Generation(
-            request_id=str(number), prompt=text or prompt_text, prompt_ids=tuple(ids), params=params
-        )
-        packed, orders = pack_tokens(ids), []
-        own = (self.resolved.seed, number)
-        for index in range(params.n):
-            seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
-            request_id = next(self._output_numbers)
-            orders.append(Add(request_id, packed, len(ids), params, seed, cache_salt, priority))
-            generation.outputs[request_id] = OutputText(
-                index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
-            )
-        stream = RequestStream(
-            generation,
-            decoder=self._decoder,
-            abort=partial(self._abort, generation),
-            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
-            ended=partial(self._take_end, trace_headers or {}),
-        )
-        replica.add(stream, orders)
-        return stream
+        text, ids = self._read(prompt, params, cache_salt)
+        text = text or prompt_text
+        return self._queue(text, ids, params, priority, cache_salt, trace_headers or {})
 
-    def check(self, prompt: Sequence[int], params: SamplingParams, *, cache_salt: str = "") -> None:
-        """Refuses a request that can never run, as `add` does.
+    def add_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> list[RequestStream]:
+        """Queues a request for each prompt, or none: what is refused leaves no trace of those before it.
 
         Args:
-            prompt: its token ids.
-            params: how tokens are chosen.
-            cache_salt: with whom it shares prefixes.
+            prompts: as for `add`.
+            params: of all of them.
+            priority: as for `add`, like the others.
+            cache_salt: see there.
+            trace_headers: see there.
 
         Raises:
-            RequestError: one sentence with the numbers.
+            RequestError: one of them can never run.
+            EngineDeadError: there is no engine to run them, and none is being started again.
         """
-        check_request(self.resolved, prompt, params)
-        with blaming("structured_outputs"):
-            self.check_form(params)
-        with blaming("cache_salt"):
-            check_unicode("cache_salt", cache_salt)
+        found = [self._read(prompt, params, cache_salt) for prompt in prompts]
+        headers = trace_headers or {}
+        return [self._queue(text, ids, params, priority, cache_salt, headers) for text, ids in found]
 
     def check_form(self, params: SamplingParams) -> None:
         """Refuses a form that outputs cannot be held to. It takes a while when a large one is new.
@@ -341,6 +327,53 @@ class AsyncLLM:
         self._grammars: Grammars | None = None
         self._request_numbers = itertools.count()
         self._output_numbers = itertools.count()
+
+    def _read(
+        self, prompt: Prompt, params: SamplingParams, cache_salt: str
+    ) -> tuple[str | None, list[int]]:
+        """A prompt's text, if it is text, and its token ids, unless they can never run."""
+        text, ids = read_prompt(prompt, params, self._tokenizer)
+        check_request(self.resolved, ids, params)
+        with blaming("structured_outputs"):
+            self.check_form(params)
+        with blaming("cache_salt"):
+            check_unicode("cache_salt", cache_salt)
+        return text, ids
+
+    def _queue(
+        self,
+        text: str | None,
+        ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str,
+        headers: Mapping[str, str],
+    ) -> RequestStream:
+        """Queues a request that has been checked."""
+        replica = self._choose(ids, cache_salt)
+        replica.refuse_if_gone()
+        number = next(self._request_numbers)
+        generation = Generation(
+            request_id=str(number), prompt=text, prompt_ids=tuple(ids), params=params
+        )
+        packed, orders = pack_tokens(ids), []
+        own = (self.resolved.seed, number)
+        for index in range(params.n):
+            seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
+            request_id = next(self._output_numbers)
+            orders.append(Add(request_id, packed, len(ids), params, seed, cache_salt, priority))
+            generation.outputs[request_id] = OutputText(
+                index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
+            )
+        stream = RequestStream(
+            generation,
+            decoder=self._decoder,
+            abort=partial(self._abort, generation),
+            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
+            ended=partial(self._take_end, headers),
+        )
+        replica.add(stream, orders)
+        return stream
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> Replica:
         """The replica for a request; a lost one gets none while there is another.

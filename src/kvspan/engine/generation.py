@@ -152,6 +152,8 @@ def _token_ids(prompt: object) -> list[int]:
     """Token ids as plain numbers; whatever else comes from outside is refused."""
     if not isinstance(prompt, Sequence) or isinstance(prompt, (str, bytes)):
         raise RequestError(f"A prompt is text or a list of token ids, not {type(prompt).__name__}.")
+    if set(map(type, prompt)) == {int}:  # as the rest finds out in twenty times the time
+        return list(prompt)
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, Integral):
             raise RequestError(f"A prompt of token ids has {token!r}, which is not a whole number.")

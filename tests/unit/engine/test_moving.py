@@ -14,6 +14,7 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.build import resolve_engine
+from kvspan.engine.checks import check_request
 from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.messages import (
     Abort,
@@ -29,7 +30,7 @@ from kvspan.engine.messages import (
     encode,
 )
 from kvspan.engine.stream import RequestStream
-from kvspan.errors import EngineDeadError
+from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.server.exposition import exposition
 from kvspan.step import unpack_tokens
@@ -231,6 +232,33 @@ def test_a_request_that_has_advanced_is_moved_again(tmp_path: Path, engines: lis
         assert await tokens(stream) == [7, 8, 8]
 
     run(tmp_path, test, replicas=3)
+
+
+def test_of_several_prompts_all_are_queued_or_none_and_each_is_checked_once(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[list[int]] = []
+
+    def check(resolved: Resolved, prompt: list[int], params: SamplingParams) -> None:
+        checked.append(prompt)
+        check_request(resolved, prompt, params)
+
+    monkeypatch.setattr("kvspan.engine.async_llm.check_request", check)
+
+    async def test(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=1)
+        with pytest.raises(RequestError, match="empty"):
+            llm.add_all([PROMPT, []], params)
+        assert not engines[0].added
+        assert llm.num_unfinished == 0
+        checked.clear()
+        streams = llm.add_all([PROMPT, [6]], params)
+        assert checked == [PROMPT, [6]]
+        for request_id in (0, 1):
+            engines[0].gives(request_id, 8, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+
+    run(tmp_path, test, replicas=1)
 
 
 def test_a_lost_engine_is_busy_with_nothing(tmp_path: Path, engines: list[FakeEngine]) -> None:
