@@ -294,8 +294,10 @@ class EngineCore:
         if scheduled.admitted:
             begins(scheduled.admitted)
         self._executor.submit(self._forms.masked(scheduled.step))
+        travelled = self._counter.travel(scheduled, self._states)  # while the ranks work
         progress = self._scheduler.update(self._executor.collect())
-        self._counter.count(scheduled, progress, self._states, num_spills=self._cache.num_spills)
+        num_spills = self._cache.num_spills
+        self._counter.count(scheduled, travelled, progress, self._states, num_spills=num_spills)
         return [self._event(p) for p in progress]
 
     def kv_tokens_by_rank(self) -> list[int]:
