@@ -65,7 +65,9 @@ public:
     }
 
 private:
-    static constexpr int LEAST = 5;        // for fewer it is within 4% of what `Int8Dot` does
+    friend class Int8Few;  // which splits queries in the same units
+
+    static constexpr int LEAST = 5;        // fewer are `Int8Few`'s
     static constexpr int MOST_DIMS = 512;  // whose sums are below 2^31
     static constexpr int BLOCK = 8;        // lanes whose scores are summed together, and
     static constexpr int SUMMED = 3;       // whose values are

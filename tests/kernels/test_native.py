@@ -308,7 +308,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish(kernel: NativeKernel) -> N
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 5, 8, 11, 16])
 def test_no_element_of_a_query_is_lost_beside_a_large_one(
     kernel: NativeKernel, codes: torch.dtype, lanes: int
 ) -> None:
@@ -327,7 +327,7 @@ def test_no_element_of_a_query_is_lost_beside_a_large_one(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 5, 8, 11, 16])
 def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
     kernel: NativeKernel, codes: torch.dtype, lanes: int
 ) -> None:
@@ -341,7 +341,7 @@ def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 16])
 def test_values_far_apart_do_not_blur_one_another(
     kernel: NativeKernel, codes: torch.dtype, heads: int
 ) -> None:
@@ -365,7 +365,7 @@ def test_values_far_apart_do_not_blur_one_another(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 16])
 def test_a_query_that_overflowed_does_not_pass_for_one_that_sees_nothing(
     kernel: NativeKernel, codes: torch.dtype, heads: int
 ) -> None:
