@@ -1,8 +1,8 @@
 // Attention of bf16 queries over e4m3: of 5 to 16 lanes a KV head as follows, of others as `Bf16Dot` does it.
 //
-// A tile's codes are transposed once for all lanes, four dims of sixteen keys a vector, and become bf16 on the way
-// to their products, on units that products leave idle. So do values, which each block of lanes looks up again.
-// Scores come out key by key and need not be reduced.
+// A tile's codes are transposed once for all lanes, four dims of sixteen keys a vector, and become bf16 on the
+// way to their products, on units that products leave idle. So do values, which each block of lanes looks up
+// again. Scores come out key by key and need not be reduced.
 //
 // For files compiled for AVX-512-BF16 and VBMI alone. Knows keys of one part, and dims by fours.
 #pragma once
@@ -57,7 +57,7 @@ public:
         alignas(64) float most[WIDE][WIDE], fade[WIDE], anchor[WIDE];
         settle_group(call, unit, tile, scratch, most);
         const float scale = call.scale * LOG2_E;
-        raise(lanes, scale, most, partial.max, fade, anchor);
+        raise_group(lanes, _mm512_set1_ps(scale), most, partial.max, fade, anchor);
         for (int lane = 0; lane < lanes; ++lane)
             sums[lane] = sums[lane] * fade[lane] + weigh(tile, scratch, lane, scale, anchor[lane]);
         const WeightedSum sum{call.value_dim, tile.count, weights_of(scratch, 0), fade, partial.out};
@@ -121,18 +121,6 @@ private:
         }
     }
 
-    // Raises lanes' largest scores, in log2, to those of a tile; exponents are counted from `anchor`.
-    static KVSPAN_INLINE void raise(int lanes, float scale, const float (*most)[WIDE], float* max,
-                                    float* fade, float* anchor) {
-        const auto there = static_cast<__mmask16>((1u << lanes) - 1);
-        const __m512 here = _mm512_mul_ps(largest_of(lanes, most), _mm512_set1_ps(scale));
-        const __m512 before = _mm512_mask_loadu_ps(_mm512_set1_ps(MINUS_INFINITY), there, max);
-        const __m512 after = _mm512_max_ps(before, here), from = finite(after);
-        _mm512_mask_storeu_ps(max, there, after);
-        _mm512_store_ps(anchor, from);
-        _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, from)));
-    }
-
     static KVSPAN_INLINE Vec weigh(const Tile<E4m3>& tile, const Scratch& scratch, int lane, float scale,
                                    float anchor) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
@@ -141,7 +129,7 @@ private:
         for (int v = 0; v < 4; ++v) {
             const __m512 below = _mm512_fmsub_ps(_mm512_load_ps(scores + WIDE * v), _mm512_set1_ps(scale),
                                                  _mm512_set1_ps(anchor));
-            const __m512 weight = exp2_from(below);
+            const __m512 weight = exp2_of(below);
             total = _mm512_add_ps(total, weight);
             weights[v] = _mm512_mul_ps(weight, _mm512_load_ps(tile.value_scales + WIDE * v));
         }

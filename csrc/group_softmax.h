@@ -66,7 +66,7 @@ inline __m512 finite(__m512 x) {
     return _mm512_mask_mov_ps(x, none, _mm512_setzero_ps());
 }
 
-// 2^x for x <= 0, to 2 ulp, and 1 of 0.
+// 2^x for x <= 0, to 2 ulp, and 1 of 0: what tiles are multiplied by again and again.
 KVSPAN_INLINE __m512 exp2_from(__m512 x) {
     const __m512 f = _mm512_reduce_ps(x, 9);  // x - floor(x)
     __m512 y = _mm512_set1_ps(1.86713168e-3f);  // the polynomial with the least error there: 1.4e-7
@@ -76,6 +76,19 @@ KVSPAN_INLINE __m512 exp2_from(__m512 x) {
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93151295e-1f));
     y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
     return _mm512_scalef_ps(y, x);
+}
+
+// Raises lanes' largest scores, in log2, to those of a tile, whose scores `scales` brings there. Exponents
+// are counted from `anchor`, and earlier tiles are multiplied by `fade`.
+KVSPAN_INLINE void raise_group(int lanes, __m512 scales, const float (*most)[WIDE], float* max, float* fade,
+                               float* anchor) {
+    const auto there = static_cast<__mmask16>((1u << lanes) - 1);
+    const __m512 here = _mm512_mul_ps(largest_of(lanes, most), scales);
+    const __m512 before = _mm512_mask_loadu_ps(_mm512_set1_ps(MINUS_INFINITY), there, max);
+    const __m512 after = _mm512_max_ps(before, here), from = finite(after);  // NaN if `here` is
+    _mm512_mask_storeu_ps(max, there, after);
+    _mm512_store_ps(anchor, from);
+    _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, from)));
 }
 
 }  // namespace

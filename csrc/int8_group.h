@@ -54,13 +54,15 @@ public:
                 score(lanes - lane, asked, lane, packed_at(scratch, asked, key), scratch.scores + key);
         }
         for (int i = 0; i < *asked.num_rest; ++i) add_rest(asked.rest[i], scratch, asked);
-        alignas(64) float most[WIDE][WIDE], fade[WIDE];
+        alignas(64) float most[WIDE][WIDE], fade[WIDE], anchor[WIDE], scales[WIDE];
         settle_group(call, unit, tile, scratch, most);
-        const Softening softening = soften(call, lanes, asked, most, partial.max, fade);
+        const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), _mm512_set1_ps(call.scale * LOG2_E));
+        _mm512_store_ps(scales, scale);
+        raise_group(lanes, scale, most, partial.max, fade, anchor);
         for (int lane = 0; lane < lanes; lane += SUMMED) {
             const int here = lanes - lane < SUMMED ? lanes - lane : SUMMED;
             for (int i = lane; i < lane + here; ++i)
-                weigh(tile, i, softening, scratch, fade[i], sums[i]);
+                sums[i] = sums[i] * fade[i] + weigh(tile, i, scales[i], anchor[i], scratch);
             ByteSum::run(call, lane, here, tile, ahead, scratch, fade, partial.out);
         }
     }
@@ -201,45 +203,20 @@ private:
         }
     }
 
-    // How scores of a tile become weights. Exponents are counted from a lane's largest score in the tile, so
-    // that the largest weight is 1 and no other is looked for; what that is beside other tiles' is `factor`.
-    struct Softening {
-        alignas(64) float most[WIDE], scale[WIDE], factor[WIDE];
-    };
-
-    static KVSPAN_INLINE Softening soften(const Attention& call, int lanes, const Asked& asked,
-                                          const float (*most)[WIDE], float* max, float* fade) {
-        const __mmask16 there = static_cast<__mmask16>((1u << lanes) - 1);
-        const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
-        const __m512 whole = _mm512_set1_ps(call.scale * LOG2_E);
-        const __m512 scales = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), whole);
-        const __m512 largest_here = largest_of(lanes, most), here = _mm512_mul_ps(largest_here, scales);
-        const __m512 before = _mm512_mask_loadu_ps(nothing, there, max);
-        const __m512 after = _mm512_max_ps(before, here), anchor = finite(after);  // NaN if `here` is
-        const __m512 factors = exp2_from(_mm512_sub_ps(here, anchor));
-        _mm512_mask_storeu_ps(max, there, after);
-        _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, anchor)));
-        Softening it;
-        _mm512_store_ps(it.most, finite(largest_here));
-        _mm512_store_ps(it.scale, scales);
-        _mm512_store_ps(it.factor, factors);
-        return it;
-    }
-
-    static KVSPAN_INLINE void weigh(const Tile<I8>& tile, int lane, const Softening& it,
-                                    const Scratch& scratch, float fade, Vec& sum) {
+    static KVSPAN_INLINE Vec weigh(const Tile<I8>& tile, int lane, float scale, float anchor,
+                                   const Scratch& scratch) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         __m512 weights[4], total = _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) {
-            const __m512 score = _mm512_load_ps(scores + WIDE * v);  // less their product might be above 0
-            const __m512 below = _mm512_sub_ps(score, _mm512_set1_ps(it.most[lane]));
-            const __m512 weight = exp2_from(_mm512_mul_ps(below, _mm512_set1_ps(it.scale[lane])));
+            const __m512 below = _mm512_fmsub_ps(_mm512_load_ps(scores + WIDE * v), _mm512_set1_ps(scale),
+                                                 _mm512_set1_ps(anchor));
+            const __m512 weight = exp2_of(below);
             total = _mm512_add_ps(total, weight);
             weights[v] = _mm512_mul_ps(weight, _mm512_load_ps(tile.value_scales + WIDE * v));
         }
-        ByteWeights::put(weights, it.factor[lane], scratch.weights + lane * TILE_KEYS);
-        sum = sum * fade + (Vec)total * it.factor[lane];
+        ByteWeights::put(weights, 1.0f, scratch.weights + lane * TILE_KEYS);
+        return (Vec)total;
     }
 };
 
