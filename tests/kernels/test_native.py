@@ -404,6 +404,22 @@ def test_a_long_context_equals_float64(
     torch.testing.assert_close(lse, wanted_lse.float(), atol=2e-5, rtol=0.0)  # a sum does not drift
 
 
+@pytest.mark.parametrize("codes", [None, *LIMITS], ids=str)
+def test_sums_of_many_heads_do_not_drift_over_many_tiles(
+    kernel: NativeKernel, codes: torch.dtype | None
+) -> None:
+    """256 tiles: what steady sums are multiplied by between them is 1, and not nearly so."""
+    rows = SequenceRows((0,), (16_384,))
+    case = replace(decode_case(), heads=(16, 2), sequences=(rows,), codes=codes)
+    query, keys, values, index, scale = case.inputs()
+    exact = [
+        replace(x, dtype=torch.float64) if isinstance(x, Scaled) else x.double() for x in (keys, values)
+    ]
+    _, lse = kernel(query, keys, values, index, scale)
+    _, wanted = ReferenceKernel()(query.double(), *exact, index, scale)
+    assert_within(lse, wanted, "lse", torch.float32)
+
+
 def test_flat_tables_are_made_once() -> None:
     index = decode_case(20, 5).inputs()[3]
     assert index.flat is index.flat
