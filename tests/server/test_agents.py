@@ -1,0 +1,112 @@
+"""What agents send: tools, calls and their results, to models whose templates know them and to others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.server.conftest import MODEL, Running, serving
+
+pytestmark = pytest.mark.timeout(60)
+
+PLAIN = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}"  # as SmolLM2's
+TAUGHT = (
+    "{% if tools %}{% for t in tools %}{{ t.function.name }};{% endfor %}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% if m.content is none %}null{% for c in m.tool_calls %} {{ c.function.name }}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": SCHEMA}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"n": 1}'}}
+USER: dict[str, Any] = {"role": "user", "content": "hi"}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "seen"}
+
+
+def by_template(model: Path, where: Path, source: str) -> Iterator[Running]:
+    path = where / "template.jinja"
+    path.write_text(source)
+    with serving(model, "--chat-template", str(path)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from by_template(model, tmp_path_factory.mktemp("plain"), PLAIN)
+
+
+@pytest.fixture(scope="module")
+def taught(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    yield from by_template(model, tmp_path_factory.mktemp("taught"), TAUGHT)
+
+
+def written(server: Running, messages: list[Any]) -> str:
+    with server.http as client:
+        ids = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        return str(client.post("/detokenize", json={"tokens": ids}).json()["prompt"])
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [{"content": None}, {}, {"content": ""}],
+    ids=["null", "left out", "empty"],
+)
+def test_a_turn_that_only_calls_is_read(plain: Running, turn: dict[str, Any]) -> None:
+    messages = [USER, {"role": "assistant", "tool_calls": [CALL], **turn}, RESULT]
+    assert written(plain, messages) == "[user]hi[assistant][tool]seen"
+
+
+def test_a_template_that_asks_for_null_sees_null(taught: Running) -> None:
+    messages = [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT]
+    assert written(taught, messages) == '[user]hi[assistant]null look{"n": 1}[tool]seen'
+    assert written(taught, [USER, {"role": "assistant", "content": None}]) == "[user]hi[assistant]"
+
+
+@pytest.mark.parametrize("name", ["plain", "taught"])
+def test_the_loop_of_openais_client(name: str, request: pytest.FixtureRequest) -> None:
+    server: Running = request.getfixturevalue(name)
+    messages: list[Any] = [USER]
+    for _ in range(2):
+        forced: Any = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        reply = server.openai.chat.completions.create(model=MODEL, messages=messages, **forced)
+        message = reply.choices[0].message
+        assert message.content is None
+        (call,) = message.tool_calls
+        messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "seen"}]
+    assert len(messages) == 5
+
+
+@pytest.mark.parametrize("name", ["plain", "taught"])
+def test_the_other_routes_write_the_same(name: str, request: pytest.FixtureRequest) -> None:
+    server: Running = request.getfixturevalue(name)
+    messages: list[Any] = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
+    with server.http as client:
+        expected = client.post("/tokenize", json={"messages": messages}).json()["count"]
+    items: Any = [
+        USER,
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"n": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "seen"},
+    ]
+    usage = server.openai.responses.create(model=MODEL, input=items, max_output_tokens=2).usage
+    assert usage.input_tokens == expected
+    blocks: Any = [
+        USER,
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "look", "input": {"n": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "seen"}],
+        },
+    ]
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
+        counted = client.messages.count_tokens(model=MODEL, messages=blocks)
+    assert counted.input_tokens == expected
