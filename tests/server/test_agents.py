@@ -1,4 +1,4 @@
-"""What agents send: tools, calls and their results, to models whose templates know them and to others."""
+"""What agents send: tools, calls and results, to models whose templates know them and to others."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,3 +110,51 @@ def test_the_other_routes_write_the_same(name: str, request: pytest.FixtureReque
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         counted = client.messages.count_tokens(model=MODEL, messages=blocks)
     assert counted.input_tokens == expected
+
+
+def note(server: Running, path: str = "/v1/chat/completions", **asked: Any) -> str:
+    body = {"messages": [USER], "max_tokens": 4, **asked}
+    with server.http as client:
+        reply = client.post(path, json=body)
+    assert reply.status_code == 200, reply.text
+    return str(reply.headers.get("x-kvspan-note", ""))
+
+
+CALLED = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}, RESULT]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_tools_that_the_model_is_not_told_of_are_noted(plain: Running, stream: bool) -> None:
+    told_of_none = "The model is told of no tools: its chat template has no place for them"
+    assert note(plain, tools=[TOOL], stream=stream) == f"{told_of_none}."
+    forced = note(plain, tools=[TOOL], tool_choice="required", stream=stream)
+    assert forced == f"{told_of_none}; it must call one all the same."
+    assert "does not see calls of earlier turns" in note(plain, messages=CALLED, stream=stream)
+    assert note(plain, stream=stream) == ""
+
+
+def test_a_template_with_a_place_for_them_needs_no_note(taught: Running) -> None:
+    assert note(taught, tools=[TOOL], messages=CALLED) == ""
+
+
+def test_a_note_says_all_there_is_to_say(plain: Running) -> None:
+    said = note(plain, tools=[TOOL], messages=CALLED, max_tokens=9999)
+    assert said.startswith("max_tokens 9999 was cut to ")
+    assert "no tools" in said
+    assert "earlier turns" in said
+
+
+def test_the_other_routes_note_it_too(plain: Running) -> None:
+    tool = {"name": "look", "input_schema": SCHEMA}
+    assert "no tools" in note(plain, "/v1/messages", tools=[tool])
+    body = {"input": "hi", "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}]}
+    with plain.http as client:
+        reply = client.post("/v1/responses", json={**body, "max_output_tokens": 4})
+    assert "no tools" in reply.headers["x-kvspan-note"]
+
+
+def test_start_up_says_whether_the_model_is_told_of_tools(plain: Running, taught: Running) -> None:
+    blind = "the chat template tells the model of no tools"
+    for server, says in ((plain, True), (taught, False)):
+        server.await_said("calls hermes")
+        assert any(blind in line for line in server.said) == says

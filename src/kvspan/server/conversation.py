@@ -4,7 +4,7 @@ Every route that speaks of messages comes down to this. Knows the model's styles
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
@@ -12,6 +12,7 @@ from uuid import uuid4
 import msgspec
 
 from kvspan.errors import blaming
+from kvspan.loading.template_reading import Reading
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import SamplingParams
 from kvspan.server.answers import AnswerReader
@@ -36,11 +37,13 @@ class Conversation:
         prompt_ids: tokens of the conversation.
         params: how tokens are chosen.
         parser: makes what takes one output apart.
+        notes: sentences on what is not done as it was asked.
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     parser: Callable[[], AnswerParser]
+    notes: tuple[str, ...]
 
 
 async def prepare(here: Served, body: ChatRequest) -> Conversation:
@@ -81,7 +84,8 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
 
     with blaming("messages"):
         prompt_ids = await encode(tokenizer, text)
-    return Conversation(prompt_ids=prompt_ids, params=params, parser=parser)
+    notes = tuple(_unread(body, choice, tokenizer.chat_template_reading))
+    return Conversation(prompt_ids=prompt_ids, params=params, parser=parser, notes=notes)
 
 
 async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest) -> str:
@@ -106,6 +110,15 @@ async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | Tokenize
         template_kwargs=body.chat_template_kwargs,
     )
     return await here.writers.write(work)
+
+
+def _unread(body: ChatRequest, choice: ToolChoice, reading: Reading) -> Iterator[str]:
+    """Says what of a request its prompt does not have, since the chat template has no place for it."""
+    if choice.tools and not reading.shows_tools:
+        forced = "; it must call one all the same" if choice.forced else ""
+        yield f"The model is told of no tools: its chat template has no place for them{forced}."
+    if not reading.shows_calls and any(message.get("tool_calls") for message in body.messages):
+        yield "The model does not see calls of earlier turns: its chat template has no place for them."
 
 
 def _with_form(

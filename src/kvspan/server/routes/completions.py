@@ -50,7 +50,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
             cache_salt=body.cache_salt or "",
             trace_headers=trace_headers(request),
         )
-    headers = here.note_room(body.asked_tokens, len(conversation.prompt_ids))
+    headers = here.note_room(body.asked_tokens, len(conversation.prompt_ids), conversation.notes)
     if body.stream:
         return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort, headers=headers)
     return JsonReply(chat.whole_answer(stream, asked), on_gone=stream.abort, headers=headers)
