@@ -13,6 +13,7 @@ pytestmark = pytest.mark.timeout(60)
 
 PLAIN = "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] }}{% endfor %}"  # as SmolLM2's
 TAUGHT = (
+    "{{ reasoning_effort or '' }}"
     "{% if tools %}{% for t in tools %}{{ t.function.name }};{% endfor %}{% endif %}"
     "{% for m in messages %}[{{ m.role }}]"
     "{% if m.content is none %}null{% for c in m.tool_calls %} {{ c.function.name }}"
@@ -47,9 +48,9 @@ def taught(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
     yield from by_template(model, tmp_path_factory.mktemp("taught"), TAUGHT)
 
 
-def written(server: Running, messages: list[Any]) -> str:
+def written(server: Running, messages: list[Any], **asked: Any) -> str:
     with server.http as client:
-        ids = client.post("/tokenize", json={"messages": messages}).json()["tokens"]
+        ids = client.post("/tokenize", json={"messages": messages, **asked}).json()["tokens"]
         return str(client.post("/detokenize", json={"tokens": ids}).json()["prompt"])
 
 
@@ -158,3 +159,26 @@ def test_start_up_says_whether_the_model_is_told_of_tools(plain: Running, taught
     for server, says in ((plain, True), (taught, False)):
         server.await_said("calls hermes")
         assert any(blind in line for line in server.said) == says
+
+
+def test_the_effort_of_reasoning_is_the_templates(taught: Running) -> None:
+    effort: dict[str, Any] = {"reasoning_effort": "high"}
+    assert written(taught, [USER], **effort) == "high[user]hi"
+    wins = {"chat_template_kwargs": {"reasoning_effort": "low"}}
+    assert written(taught, [USER], **effort, **wins) == "low[user]hi"
+    asked: Any = {"messages": [USER], "max_tokens": 2, **effort}
+    chat = taught.openai.chat.completions.create(model=MODEL, **asked)
+    assert chat.usage.prompt_tokens == len("high[user]hi")
+    reply = taught.openai.responses.create(
+        model=MODEL, input="hi", max_output_tokens=2, reasoning={"effort": "high"}
+    )
+    assert reply.usage.input_tokens == len("high[user]hi")
+    assert note(taught, **effort) == ""
+
+
+def test_an_effort_that_the_template_does_not_read_is_noted(plain: Running) -> None:
+    said = "reasoning_effort changes nothing: the model's chat template does not look at it."
+    assert note(plain, reasoning_effort="high") == said
+    body = {"input": "hi", "reasoning": {"effort": "low"}, "max_output_tokens": 2}
+    with plain.http as client:
+        assert client.post("/v1/responses", json=body).headers["x-kvspan-note"] == said

@@ -4,9 +4,10 @@ Every route that speaks of messages comes down to this. Knows the model's styles
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import msgspec
@@ -27,6 +28,9 @@ from kvspan.server.served import Served
 from kvspan.server.styles import Styles
 from kvspan.server.tools.choice import ToolChoice, read_choice
 from kvspan.structured import StructuredOutputsParams
+
+EFFORT = "reasoning_effort"
+"""What chat templates call it, as OpenAI does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +111,15 @@ async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | Tokenize
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         tools=body.tools,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=_variables(body),
     )
     return await here.writers.write(work)
+
+
+def _variables(body: ChatRequest | TokenizeRequest) -> Mapping[str, Any]:
+    """What the template may look at beside the messages; `chat_template_kwargs` win."""
+    effort = {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
+    return {**effort, **(body.chat_template_kwargs or {})}
 
 
 def _unread(body: ChatRequest, choice: ToolChoice, reading: Reading) -> Iterator[str]:
@@ -119,6 +129,8 @@ def _unread(body: ChatRequest, choice: ToolChoice, reading: Reading) -> Iterator
         yield f"The model is told of no tools: its chat template has no place for them{forced}."
     if not reading.shows_calls and any(message.get("tool_calls") for message in body.messages):
         yield "The model does not see calls of earlier turns: its chat template has no place for them."
+    if body.reasoning_effort is not None and EFFORT not in reading.variables:
+        yield f"{EFFORT} changes nothing: the model's chat template does not look at it."
 
 
 def _with_form(
