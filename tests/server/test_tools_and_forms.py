@@ -83,6 +83,24 @@ def test_a_call_that_is_cut_is_content(server: Running) -> None:
     assert whole.message.content.startswith("<tool_call>")
 
 
+def test_a_streamed_call_that_is_cut_is_told_once(server: Running) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 48}
+    whole = chat(server, **asked).choices[0].message.content
+    parts = [c.choices[0] for c in chat(server, **asked, stream=True)]
+    calls = [call.function for part in parts for call in part.delta.tool_calls or ()]
+    told = "".join(function.arguments or "" for function in calls)
+    assert told
+    assert whole == f'<tool_call>\n{{"name": "{calls[0].name}", "arguments": {told}'
+    assert not any(part.delta.content for part in parts)
+    assert parts[-1].finish_reason == "length"
+
+
+def test_a_mark_that_opens_no_call_is_no_content(server: Running) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 11}
+    assert chat(server, **asked).choices[0].message.content == ""
+    assert not any(c.choices[0].delta.content for c in chat(server, **asked, stream=True))
+
+
 def test_none_and_auto_leave_the_model_free(server: Running) -> None:
     free = chat(server, max_tokens=12).choices[0].message.content
     for choice in ("none", "auto"):
