@@ -200,6 +200,54 @@ def test_what_cannot_be_is_a_400_that_says_why(server: Running, asked: Any, reas
     assert reason in caught.value.message
 
 
+LOOSE = {**SCHEMA, "dependentRequired": {"n": ["kind"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE}}},
+        ),
+        ("/v1/chat/completions", {"structured_outputs": {"json": LOOSE}}),
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LOOSE}}],
+                "tool_choice": "required",
+            },
+        ),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": LOOSE}}}),
+        ("/v1/completions", {"guided_json": LOOSE}),
+    ],
+    ids=["response_format", "structured_outputs", "tools", "text.format", "a completion"],
+)
+def test_keywords_that_no_form_has_are_left_out_and_named(
+    server: Running, path: str, asked: dict[str, Any]
+) -> None:
+    said = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
+        "/v1/completions": {"prompt": "x", "max_tokens": 4},
+        "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    }
+    with server.http as client:
+        reply = client.post(path, json={**said[path], **asked})
+    assert reply.status_code == 200, reply.text
+    sentence = "The output is not held to these keywords of its schema: dependentRequired."
+    assert sentence in reply.headers["x-kvspan-note"]
+
+
+def test_a_note_is_one_line_whatever_a_schema_has(server: Running) -> None:
+    schema = {"type": "string", "maxLength": 2, "format": "a\r\nX-Evil: é" + "x" * 9000}
+    with server.http as client:
+        asked = {"guided_json": schema, "messages": MESSAGES, "max_tokens": 4}
+        reply = client.post("/v1/chat/completions", json=asked)
+    assert "x-evil" not in reply.headers
+    assert "format a??X-Evil: ?xxx" in reply.headers["x-kvspan-note"]
+    assert len(reply.headers["x-kvspan-note"]) == 2000
+
+
 def test_options_name_the_styles_that_there_are() -> None:
     kinds = {option.name: option.kind.metavar for option in SERVER_OPTIONS}
     assert all(name in kinds["tool_call_parser"] for name in TOOL_NAMES)

@@ -18,7 +18,7 @@ from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import SamplingParams
 from kvspan.server.answers import AnswerReader
 from kvspan.server.errors import renamed
-from kvspan.server.forms import form_field
+from kvspan.server.forms import form_field, form_notes
 from kvspan.server.parsing import AnswerParser
 from kvspan.server.prompts import encode, render
 from kvspan.server.protocol import ChatRequest, TokenizeRequest
@@ -72,9 +72,12 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
 
+    field = "tools" if choice.forced else form_field(body)
+    notes: tuple[str, ...] = ()
     if params.structured_outputs is not None:
-        with blaming("tools" if choice.forced else form_field(body)):
+        with blaming(field):
             await asyncio.to_thread(here.llm.check_form, params)
+        notes = await asyncio.to_thread(form_notes, params.structured_outputs, field)
 
     def parser() -> AnswerParser:
         splitter = _splitter(styles.reasoning, begins)
@@ -88,7 +91,7 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
 
     with blaming("messages"):
         prompt_ids = await encode(tokenizer, text)
-    notes = tuple(_unread(body, choice, tokenizer.chat_template_reading))
+    notes += tuple(_unread(body, choice, tokenizer.chat_template_reading))
     return Conversation(prompt_ids=prompt_ids, params=params, parser=parser, notes=notes)
 
 

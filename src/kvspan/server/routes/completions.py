@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ from kvspan.request import SamplingParams
 from kvspan.server import chat, completions
 from kvspan.server.conversation import prepare
 from kvspan.server.errors import renamed
-from kvspan.server.forms import form_field
+from kvspan.server.forms import form_field, form_notes
 from kvspan.server.logprobs import TokenNames
 from kvspan.server.prompts import encode
 from kvspan.server.protocol import ChatRequest, CompletionRequest
@@ -62,6 +63,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     here = served(request)
     model = here.model_name(body.model)
     params = completion_params(body, here.default_sampling)
+    notes = await asyncio.to_thread(form_notes, params.structured_outputs, form_field(body))
     prompts = await _prompts(here, body)
     here.admit(params.n * len(prompts))
     asked = completions.Asked(
@@ -79,7 +81,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
         for stream in streams:
             stream.abort()
 
-    headers = here.note_room(("max_tokens", body.max_tokens), max(len(ids) for _, ids in prompts))
+    headers = here.note_room(("max_tokens", body.max_tokens), max(len(ids) for _, ids in prompts), notes)
     if body.stream:
         return EventStream(completions.text_chunks(streams, asked), on_gone=abort, headers=headers)
     return JsonReply(completions.whole_texts(streams, asked), on_gone=abort, headers=headers)
