@@ -30,6 +30,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
             blanks; a small model that is left free may write space without end.
         after: the form holds only for what follows this text, which ends a thought.
         opening: with `after`: the thought may be left out, and begins with this text if it is not.
+        lenient: what of a JSON schema cannot be held to is left out; else the schema is refused.
 
     Raises:
         RequestError: none or several kinds are asked for, or a value is of the wrong kind.
@@ -44,6 +45,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
     whitespace_pattern: str | None = None
     after: str | None = None
     opening: str | None = None
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         asked = [kind for kind in KINDS if getattr(self, kind) is not None]
@@ -69,7 +71,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
             raise RequestError(f"structured_outputs must be an object, got {type(mapping).__name__}.")
         known = {k: v for k, v in mapping.items() if k not in _IGNORED and v is not None}
         for name in known:
-            if name not in _RULES or name in ("after", "opening"):
+            if name not in _RULES or name in _OURS:
                 instead = _USE_INSTEAD.get(name, f"there are {', '.join(KINDS)}")
                 raise RequestError(f"structured_outputs has no {name!r} here: {instead}.")
         return cls(**known)
@@ -87,8 +89,11 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _IGNORED = ("disable_fallback", "backend", "disable_additional_properties")
-"""Names that clients of vLLM send, and that change nothing here: there is one library, which refuses
-what it does not hold to, and schemas mean what JSON Schema says."""
+"""Names that clients of vLLM send, and that change nothing here: there is one library, and schemas mean
+what JSON Schema says."""
+
+_OURS = ("after", "opening", "lenient")
+"""Names that no client sends."""
 
 _USE_INSTEAD = {"structural_tag": "use tools, or a grammar"}
 
@@ -151,6 +156,7 @@ _RULES = {
     "whitespace_pattern": _text,
     "after": _text,
     "opening": _text,
+    "lenient": _flag,
 }
 
 

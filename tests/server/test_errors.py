@@ -196,6 +196,35 @@ def test_a_path_that_is_not_there_is_named(server: Running) -> None:
     assert "There is no /v1/embeddings here" in reply.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("regex", "[0-9]+", 'structured_outputs: {"regex": ...}'),
+        ("ebnf", 'root ::= "x"', 'structured_outputs: {"grammar": ...}'),
+        ("json_schema", '{"type": "object"}', 'structured_outputs: {"json": ...}'),
+        ("separate_reasoning", False, "include_reasoning"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"), [("completions", {"prompt": "x"}), ("chat/completions", CHAT)]
+)
+def test_fields_of_sglang_are_told_what_to_use_here(
+    server: Running, path: str, body: dict[str, Any], name: str, value: Any, instead: str
+) -> None:
+    error = refused(server, path, {**body, name: value})
+    assert error["param"] == name
+    assert f"{name} is not supported: " in error["message"]
+    assert instead in error["message"]
+
+
+@pytest.mark.parametrize("name", ["request_id", "rid"])
+def test_an_id_that_a_request_brings_changes_nothing(server: Running, name: str) -> None:
+    with server.http as client:
+        reply = client.post("/v1/chat/completions", json={**CHAT, name: "mine"})
+    assert reply.status_code == 200
+    assert reply.json()["id"].startswith("chatcmpl-")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "name"),

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,14 +15,17 @@ from tests.server.conftest import Running, serving
 
 pytestmark = pytest.mark.timeout(60)
 JSON = {"Content-Type": "application/json"}
+HEADER_TIMEOUT_S, BODY_TIMEOUT_S = 0.5, 1.0
+CLOCK_S = 0.02  # an event loop's timers count from the last time that it looked at its clock
 
 
 @pytest.fixture(scope="module")
 def guarded(model: Path) -> Iterator[Running]:
-    options = ("--api-key", "one,two", "--header-timeout", "0.5", "--body-timeout", "1")
+    options = ("--api-key", "one,two", "--header-timeout", f"{HEADER_TIMEOUT_S}")
     with serving(
         model,
         *options,
+        *("--body-timeout", f"{BODY_TIMEOUT_S}"),
         *("--max-body-size", "100KB", "--allowed-origins", "https://a.example"),
         *("--max-num-seqs", "2", "--max-queue", "4"),
     ) as server:
@@ -216,20 +220,28 @@ def test_other_pages_may_call_it_only_if_asked(server: Running, guarded: Running
 
 
 @pytest.mark.parametrize(
-    "sent",
+    ("sent", "limit_s"),
     [
-        b"",
-        b"POST /v1/comp",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ",
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-api-key: one\r\nContent-Length: 10\r\n\r\n{",
+        (b"", HEADER_TIMEOUT_S),
+        (b"POST /v1/comp", HEADER_TIMEOUT_S),
+        (b"GET /health HTTP/1.1\r\nHost: x\r\nX-Slow: ", HEADER_TIMEOUT_S),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-api-key: one\r\nContent-Length: 10\r\n\r\n{",
+            BODY_TIMEOUT_S,
+        ),
     ],
     ids=["nothing", "half a line", "half a head", "half a body"],
 )
-def test_a_slow_client_is_cut_off(guarded: Running, sent: bytes) -> None:
+def test_a_slow_client_is_cut_off(guarded: Running, sent: bytes, limit_s: float) -> None:
+    begun_s = time.monotonic()
     with connect(guarded) as sock:
         sock.sendall(sent)
-        while sock.recv(4096):  # until the server closes
-            pass
+        received = b"".join(iter(lambda: sock.recv(4096), b""))  # until the server closes
+    stood_s = time.monotonic() - begun_s
+    assert stood_s > limit_s - CLOCK_S
+    assert received == b""  # who has not asked to the end is told nothing
+    with guarded.http as client:
+        assert client.get("/health").status_code == 200
 
 
 def test_it_listens_on_this_machine_alone(server: Running) -> None:

@@ -97,6 +97,16 @@ def test_a_response_calls_a_function(server: Running, stream: bool) -> None:
     assert respond(server, input=again, tools=[OPENAI_TOOL]).usage.output_tokens > 0
 
 
+def test_a_response_whose_call_is_cut_says_so(server: Running) -> None:
+    asked = {"tools": [OPENAI_TOOL], "tool_choice": "required", "max_output_tokens": 46}
+    events = list(respond(server, **asked, stream=True))
+    deltas = [e.delta for e in events if e.type == "response.function_call_arguments.delta"]
+    (item,) = events[-1].response.output
+    assert (item.type, item.arguments) == ("function_call", "".join(deltas))
+    done = next(e.item for e in events if e.type == "response.output_item.done")
+    assert item.status == done.status == events[-1].response.status == "incomplete"
+
+
 def test_a_response_has_the_form_that_was_asked_for(server: Running) -> None:
     form = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
     reply = respond(server, text=form, max_output_tokens=200)

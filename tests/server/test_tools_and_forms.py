@@ -83,6 +83,24 @@ def test_a_call_that_is_cut_is_content(server: Running) -> None:
     assert whole.message.content.startswith("<tool_call>")
 
 
+def test_a_streamed_call_that_is_cut_is_told_once(server: Running) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 48}
+    whole = chat(server, **asked).choices[0].message.content
+    parts = [c.choices[0] for c in chat(server, **asked, stream=True)]
+    calls = [call.function for part in parts for call in part.delta.tool_calls or ()]
+    told = "".join(function.arguments or "" for function in calls)
+    assert told
+    assert whole == f'<tool_call>\n{{"name": "{calls[0].name}", "arguments": {told}'
+    assert not any(part.delta.content for part in parts)
+    assert parts[-1].finish_reason == "length"
+
+
+def test_a_mark_that_opens_no_call_is_no_content(server: Running) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 11}
+    assert chat(server, **asked).choices[0].message.content == ""
+    assert not any(c.choices[0].delta.content for c in chat(server, **asked, stream=True))
+
+
 def test_none_and_auto_leave_the_model_free(server: Running) -> None:
     free = chat(server, max_tokens=12).choices[0].message.content
     for choice in ("none", "auto"):
@@ -180,6 +198,54 @@ def test_what_cannot_be_is_a_400_that_says_why(server: Running, asked: Any, reas
     with pytest.raises(openai.BadRequestError) as caught:
         chat(server, extra_body=asked)
     assert reason in caught.value.message
+
+
+LOOSE = {**SCHEMA, "dependentRequired": {"n": ["kind"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE}}},
+        ),
+        ("/v1/chat/completions", {"structured_outputs": {"json": LOOSE}}),
+        (
+            "/v1/chat/completions",
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": LOOSE}}],
+                "tool_choice": "required",
+            },
+        ),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "name": "x", "schema": LOOSE}}}),
+        ("/v1/completions", {"guided_json": LOOSE}),
+    ],
+    ids=["response_format", "structured_outputs", "tools", "text.format", "a completion"],
+)
+def test_keywords_that_no_form_has_are_left_out_and_named(
+    server: Running, path: str, asked: dict[str, Any]
+) -> None:
+    said = {
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 4},
+        "/v1/completions": {"prompt": "x", "max_tokens": 4},
+        "/v1/responses": {"input": "x", "max_output_tokens": 4},
+    }
+    with server.http as client:
+        reply = client.post(path, json={**said[path], **asked})
+    assert reply.status_code == 200, reply.text
+    sentence = "The output is not held to these keywords of its schema: dependentRequired."
+    assert sentence in reply.headers["x-kvspan-note"]
+
+
+def test_a_note_is_one_line_whatever_a_schema_has(server: Running) -> None:
+    schema = {"type": "string", "maxLength": 2, "format": "a\r\nX-Evil: é" + "x" * 9000}
+    with server.http as client:
+        asked = {"guided_json": schema, "messages": MESSAGES, "max_tokens": 4}
+        reply = client.post("/v1/chat/completions", json=asked)
+    assert "x-evil" not in reply.headers
+    assert "format a??X-Evil: ?xxx" in reply.headers["x-kvspan-note"]
+    assert len(reply.headers["x-kvspan-note"]) == 2000
 
 
 def test_options_name_the_styles_that_there_are() -> None:

@@ -7,15 +7,17 @@ Hugging Face's `apply_chat_template` gives them.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from kvspan.errors import ConfigError, ModelError, RequestError, reason_of
+from kvspan.loading.template_reading import Message, Reading, read_template
 
 DEFAULT = "default"
 WITH_TOOLS = "tool_use"
@@ -54,6 +56,7 @@ class ChatTemplate:
             self._templates = {name: environment.from_string(text) for name, text in sources.items()}
         except TemplateError as error:
             raise ModelError(f"{where}: the chat template is no valid Jinja: {error}.") from error
+        self._sources, self._environment = dict(sources), environment
         self._where = where
         self._special_tokens = dict(special_tokens)
 
@@ -84,6 +87,17 @@ class ChatTemplate:
         except _FAILURES as error:
             why = (str(error) or type(error).__name__).removesuffix(".")
             raise RequestError(f"The model's chat template refuses the messages: {why}.") from error
+
+    @cached_property
+    def reading(self) -> Reading:
+        """What it shows the model; it writes some small conversations to find out."""
+
+        def write(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
+            return self.render(messages, add_generation_prompt=True, variables={"tools": tools})
+
+        parsed = [self._environment.parse(source) for source in self._sources.values()]
+        names = frozenset().union(*(meta.find_undeclared_variables(tree) for tree in parsed))
+        return read_template(write, names)
 
     def _choose(self, *, with_tools: bool) -> str:
         if with_tools and WITH_TOOLS in self._templates:

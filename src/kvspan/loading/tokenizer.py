@@ -21,6 +21,7 @@ from kvspan.loading.gguf_tokenizer import (
     has_tokenizer,
 )
 from kvspan.loading.hf_files import read_optional_json, read_raw_config
+from kvspan.loading.template_reading import Reading
 from kvspan.loading.tiktoken_files import FILE_NAME as TIKTOKEN_FILE
 from kvspan.loading.tiktoken_files import build_tokenizer as build_tiktoken
 
@@ -93,6 +94,11 @@ class Tokenizer:
     def chat_template_source(self) -> str:
         """The Jinja source, of all templates if there are several; empty if there is none."""
         return "\n".join(self._files.chat_templates.values())
+
+    @property
+    def chat_template_reading(self) -> Reading:
+        """What the chat template shows the model, and in what shape; it is run to find out, once."""
+        return self._template.reading
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Cuts text into tokens.

@@ -9,6 +9,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kvspan.config.model import ModelConfig
@@ -171,6 +172,38 @@ def compiled(asked: StructuredOutputsParams) -> str:
     return json.dumps({"grammars": [{"lark_grammar": thinking}, {"name": "form", **form}]})
 
 
+@lru_cache(MAX_KEPT)
+def left_out(asked: StructuredOutputsParams) -> tuple[str, ...]:
+    """What of the JSON schemas of a form an output is not held to; needs no tokens.
+
+    Args:
+        asked: a form; of one that `Grammars.check` refuses there is nothing to say.
+
+    Returns:
+        Keywords, e.g. `uniqueItems`, or `format colour`.
+
+    Raises:
+        RequestError: a grammar's syntax is neither Lark's nor GBNF's.
+    """
+    from llguidance import LLMatcher
+
+    is_refused, warnings = LLMatcher.validate_grammar_with_warnings(compiled(asked))
+    if is_refused:
+        return ()
+    return tuple(dict.fromkeys(name for warning in warnings for name in _keywords(warning)))
+
+
+def _keywords(warning: str) -> list[str]:
+    """The keywords that a warning of the library is about, or else the warning."""
+    name, _, rest = warning.partition(": ")
+    match name:
+        case "Unimplemented keys":
+            return [str(key) for key in json.loads(rest)]
+        case "Unknown format":
+            return [f"format {rest}"]
+    return ["oneOf (as anyOf)"] if name.startswith("oneOf") else [warning.rstrip(".")]
+
+
 def _form(asked: StructuredOutputsParams) -> dict[str, Any]:
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -196,6 +229,7 @@ def _with_layout(schema: Any, asked: StructuredOutputsParams) -> dict[str, Any]:
         layout: dict[str, Any] = {"whitespace_flexible": False}
     else:
         layout = {"whitespace_pattern": asked.whitespace_pattern or WHITESPACE}
+    layout["lenient"] = asked.lenient
     if isinstance(schema, bool):
         return {"x-guidance": layout} if schema else {"not": {}, "x-guidance": layout}
     return {"x-guidance": layout, **schema}

@@ -18,8 +18,8 @@ class AnswerReader:
     Args:
         reasoning: splits thoughts off; None = there are none.
         tools: finds calls in what follows; None = none are looked for.
-        whole: the answer goes out in one piece, so that a call is told when it is whole, and one that
-            breaks was never told; in a stream its text follows as content.
+        whole: the answer goes out in one piece, so that a call is told when it is whole, and the text of
+            one that breaks is content; in a stream its beginning has been told, as a call.
         tell_reasoning: whether thoughts are told; they are thought anyway.
     """
 
@@ -91,9 +91,8 @@ class _CallParts:
                 case Arguments(index, fragment):
                     part = ToolCall(index=index, function=ToolFunction(arguments=fragment))
                     yield Addition(tool_calls=(part,))
-                case CallBroken(text=text):
-                    self.num_calls -= 1
-                    yield Addition(text)
+                case CallBroken():
+                    self.num_calls -= 1  # what there is of it has been told, and is not told twice
 
     def end(self) -> Sequence[Addition]:
         """What is left to add at the end."""

@@ -3,7 +3,7 @@
 Knows additions. Knows neither OpenAI's nor Anthropic's names for any of it.
 """
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -121,10 +121,11 @@ class Answering:
     Args:
         stream: of the request.
         parser: of its output.
+        notes: sentences on what is not done as it was asked.
     """
 
-    def __init__(self, stream: RequestStream, parser: AnswerParser) -> None:
-        self.stream, self._parser = stream, parser
+    def __init__(self, stream: RequestStream, parser: AnswerParser, notes: Sequence[str]) -> None:
+        self.stream, self._parser, self.notes = stream, parser, notes
         self.blocks = Blocks()
 
     @classmethod
@@ -149,7 +150,7 @@ class Answering:
             cache_salt=body.cache_salt or "",
             trace_headers=headers,
         )
-        return cls(stream, conversation.parser())
+        return cls(stream, conversation.parser(), conversation.notes)
 
     @property
     def generation(self) -> Generation:

@@ -4,19 +4,21 @@ Every route that speaks of messages comes down to this. Knows the model's styles
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 
 from kvspan.errors import blaming
+from kvspan.loading.template_reading import Reading
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.request import SamplingParams
 from kvspan.server.answers import AnswerReader
 from kvspan.server.errors import renamed
-from kvspan.server.forms import form_field
+from kvspan.server.forms import form_field, form_notes
 from kvspan.server.parsing import AnswerParser
 from kvspan.server.prompts import encode, render
 from kvspan.server.protocol import ChatRequest, TokenizeRequest
@@ -27,6 +29,9 @@ from kvspan.server.styles import Styles
 from kvspan.server.tools.choice import ToolChoice, read_choice
 from kvspan.structured import StructuredOutputsParams
 
+EFFORT = "reasoning_effort"
+"""What chat templates call it, as OpenAI does."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
@@ -36,11 +41,13 @@ class Conversation:
         prompt_ids: tokens of the conversation.
         params: how tokens are chosen.
         parser: makes what takes one output apart.
+        notes: sentences on what is not done as it was asked.
     """
 
     prompt_ids: list[int]
     params: SamplingParams
     parser: Callable[[], AnswerParser]
+    notes: tuple[str, ...]
 
 
 async def prepare(here: Served, body: ChatRequest) -> Conversation:
@@ -65,9 +72,12 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     if (choice.callable or styles.reasoning) and _marks_are_special(styles, choice, tokenizer):
         params = msgspec.structs.replace(params, skip_special_tokens=False)
 
+    field = "tools" if choice.forced else form_field(body)
+    notes: tuple[str, ...] = ()
     if params.structured_outputs is not None:
-        with blaming("tools" if choice.forced else form_field(body)):
+        with blaming(field):
             await asyncio.to_thread(here.llm.check_form, params)
+        notes = await asyncio.to_thread(form_notes, params.structured_outputs, field)
 
     def parser() -> AnswerParser:
         splitter = _splitter(styles.reasoning, begins)
@@ -81,7 +91,8 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
 
     with blaming("messages"):
         prompt_ids = await encode(tokenizer, text)
-    return Conversation(prompt_ids=prompt_ids, params=params, parser=parser)
+    notes += tuple(_unread(body, choice, tokenizer.chat_template_reading))
+    return Conversation(prompt_ids=prompt_ids, params=params, parser=parser, notes=notes)
 
 
 async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | TokenizeRequest) -> str:
@@ -103,9 +114,26 @@ async def write(here: Served, tokenizer: Tokenizer, body: ChatRequest | Tokenize
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
         tools=body.tools,
-        template_kwargs=body.chat_template_kwargs,
+        template_kwargs=_variables(body),
     )
     return await here.writers.write(work)
+
+
+def _variables(body: ChatRequest | TokenizeRequest) -> Mapping[str, Any]:
+    """What the template may look at beside the messages; `chat_template_kwargs` win."""
+    effort = {} if body.reasoning_effort is None else {EFFORT: body.reasoning_effort}
+    return {**effort, **(body.chat_template_kwargs or {})}
+
+
+def _unread(body: ChatRequest, choice: ToolChoice, reading: Reading) -> Iterator[str]:
+    """Says what of a request its prompt does not have, since the chat template has no place for it."""
+    if choice.tools and not reading.shows_tools:
+        forced = "; it must call one all the same" if choice.forced else ""
+        yield f"The model is told of no tools: its chat template has no place for them{forced}."
+    if not reading.shows_calls and any(message.get("tool_calls") for message in body.messages):
+        yield "The model does not see calls of earlier turns: its chat template has no place for them."
+    if body.reasoning_effort is not None and EFFORT not in reading.variables:
+        yield f"{EFFORT} changes nothing: the model's chat template does not look at it."
 
 
 def _with_form(

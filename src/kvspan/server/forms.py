@@ -4,13 +4,17 @@
     structured_outputs      vLLM's
     guided_json, ..         vLLM's older ones
 
-Knows names. Knows no grammar library and no tokens.
+Schemas come from libraries, with keywords that no grammar has, and so do those of tools: what cannot be
+held to is left out of either, and told. Knows names. Knows no grammar library and no tokens.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvspan.errors import RequestError, blaming
+from kvspan.sampling.grammar import left_out
 from kvspan.server.protocol import Sampled
 from kvspan.structured import StructuredOutputsParams
 
@@ -24,7 +28,7 @@ def read_form(
     structured_outputs: Mapping[str, Any] | None,
     guided: Mapping[str, Any],
 ) -> StructuredOutputsParams | None:
-    """The form, None for free text.
+    """The form, None for free text. Keywords of schemas that cannot be held to are left out of it.
 
     Args:
         response_format: OpenAI's field.
@@ -49,7 +53,26 @@ def read_form(
             param=others[0][0],
         )
     with blaming(name):
-        return StructuredOutputsParams.from_mapping(form)
+        return replace(StructuredOutputsParams.from_mapping(form), lenient=True)
+
+
+def form_notes(form: StructuredOutputsParams | None, field: str) -> tuple[str, ...]:
+    """Says what of a form the output is not held to. It takes a while when a large one is new.
+
+    Args:
+        form: any; None = free text.
+        field: by which it came, to be blamed.
+
+    Raises:
+        RequestError: it is a grammar that is none.
+    """
+    with blaming(field):
+        names = () if form is None else left_out(form)
+    return (
+        (f"The output is not held to these keywords of its schema: {', '.join(names)}.",)
+        if names
+        else ()
+    )
 
 
 def form_field(request: Sampled) -> str:

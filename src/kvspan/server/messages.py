@@ -272,7 +272,8 @@ def _of_assistant(blocks: list[Any], where: str) -> dict[str, Any]:
     calls = [block for block in blocks if block.get("type") == "tool_use"]
     if len(text) + len(thoughts) + len(calls) < len(blocks):
         raise RequestError(f"{where} has a block that is neither text, thinking nor tool_use.")
-    said: dict[str, Any] = {"role": "assistant", "content": _plain(text, where)}
+    content = _plain(text, where) if text or not calls else None  # as OpenAI's clients say it
+    said: dict[str, Any] = {"role": "assistant", "content": content}
     if thought := "\n".join(str(block.get("thinking", "")) for block in thoughts):
         said["reasoning_content"] = thought
     if calls:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from kvspan.errors import RequestError, blaming
+from kvspan.loading.template_reading import Reading
 from kvspan.loading.tokenizer import Tokenizer
 from kvspan.unicode import check_unicode
 
@@ -81,13 +82,13 @@ def render(
     Raises:
         RequestError: a message is not one that models here read.
     """
-    plain = []
+    plain, reading = [], tokenizer.chat_template_reading
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         with blaming(f"{where}.role"):
             _check_role(message.get("role"), where, tokenizer.chat_template_source)
         with blaming(f"{where}.content"):
-            plain.append(_plain(message, where))
+            plain.append(_plain(message, where, reading))
     with blaming("messages"):
         text = tokenizer.apply_chat_template(
             plain,
@@ -108,18 +109,21 @@ def _check_role(role: object, where: str, template: str) -> None:
         raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, got {role[:60]!r}.")
 
 
-def _plain(message: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A message with its content as one text, and arguments of calls as objects."""
+def _plain(message: Mapping[str, Any], where: str, reading: Reading) -> dict[str, Any]:
+    """A message with its content as one text, and its calls as the template wants them."""
     role = message["role"]
     plain = dict(message)
     if role == "developer":  # the newer word for the same
         plain["role"] = "system"
-    plain["content"] = _text(message.get("content"), where)
-    if plain["content"] is None and role in ("user", "system", "developer"):
+    content = _text(message.get("content"), where)
+    if content is None and role in ("user", "system", "developer"):
         raise RequestError(f"{where} has no content.")
-    if calls := message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    # Some templates know by None that a turn only calls; others write the content whatever it is.
+    plain["content"] = "" if content is None and not (calls and reading.takes_null) else content
+    if calls:
         with blaming(f"{where}.tool_calls"):
-            plain["tool_calls"] = _calls(calls, where)
+            plain["tool_calls"] = _calls(calls, where, as_objects=reading.takes_objects)
     return plain
 
 
@@ -143,8 +147,8 @@ def _text(content: object, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _calls(calls: object, where: str) -> list[dict[str, Any]]:
-    """Tool calls with their arguments as objects: templates write them as JSON themselves."""
+def _calls(calls: object, where: str, *, as_objects: bool) -> list[dict[str, Any]]:
+    """Tool calls with arguments as objects, which most templates write as JSON, or as text."""
     if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
         raise RequestError(f"{where}.tool_calls must be a list of calls.")
     found = []
@@ -152,14 +156,20 @@ def _calls(calls: object, where: str) -> list[dict[str, Any]]:
         function = call.get("function")
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(f"{where}.tool_calls has a call without a function's name.")
-        arguments = function.get("arguments") or "{}"
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                raise RequestError(f"{where}.tool_calls has arguments that are no JSON.") from None
+        arguments: Any = function.get("arguments") or "{}"
+        if as_objects and isinstance(arguments, str):
+            arguments = _parsed(arguments, where)
+        elif not as_objects and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
         found.append({**call, "function": {**function, "arguments": arguments}})
     return found
+
+
+def _parsed(arguments: str, where: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{where}.tool_calls has arguments that are no JSON.") from None
 
 
 def _left_open(text: str, last: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ IGNORED = {
     "verbosity": "models here have no such setting",
     "modalities": "text is what there is",
     "request_id": "the server makes ids",
+    "rid": "the server makes ids",
     "length_penalty": "there is no beam search",
     "early_stopping": "there is no beam search",
     "spaces_between_special_tokens": "the tokenizer decides",
@@ -48,6 +49,11 @@ REFUSED = {
     "mm_processor_kwargs": "models here read text only",
     "kv_transfer_params": "prefill and decode run in one instance",
     "guided_decoding_backend": "there is one library; leave it out",
+    "regex": 'use structured_outputs: {"regex": ...}',
+    "ebnf": 'use structured_outputs: {"grammar": ...}, in Lark\'s syntax or GBNF',
+    "json_schema": 'use response_format of type json_schema, or structured_outputs: {"json": ...}',
+    "separate_reasoning": "thoughts always come apart, as reasoning_content; include_reasoning: false "
+    "leaves them out",
     "guided_whitespace_pattern": "use structured_outputs with whitespace_pattern",
 }
 """Fields of other servers that are not there, and what to use instead."""
@@ -220,6 +226,7 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
     tools: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False

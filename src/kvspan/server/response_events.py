@@ -109,7 +109,8 @@ class Response:
         return f"{_PREFIXES[block.kind]}_{self._id}{block.index}"
 
     def _item(self, block: Block, *, done: bool) -> dict[str, Any]:
-        item = {"id": self._item_id(block), "status": "completed" if done else "in_progress"}
+        status = "in_progress" if not done else "incomplete" if self._is_cut(block) else "completed"
+        item = {"id": self._item_id(block), "status": status}
         content = [_part(block, block.text)] if done else []
         match block.kind:
             case BlockKind.THOUGHT:
@@ -118,6 +119,10 @@ class Response:
                 return {**item, "type": "message", "role": "assistant", "content": content}
         call = {"type": "function_call", "call_id": block.call_id, "name": block.name}
         return {**item, **call, "arguments": block.text if done else ""}
+
+    def _is_cut(self, block: Block) -> bool:
+        """Whether the answer ended in it because there was no room for more."""
+        return self._answering.was_cut and block is self._answering.blocks.whole[-1]
 
     def _head(self, status: str) -> dict[str, Any]:
         body = self._body

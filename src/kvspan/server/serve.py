@@ -191,4 +191,5 @@ def _styles(llm: AsyncLLM, config: ServerConfig, tokenizer: Tokenizer | None) ->
         reasoning_parser=config.reasoning_parser,
         chat_template=tokenizer.chat_template_source if tokenizer else "",
         architecture=llm.resolved.model_config.architecture,
+        shows_tools=tokenizer is None or tokenizer.chat_template_reading.shows_tools,
     )

@@ -21,6 +21,8 @@ from kvspan.server.writing import Writers
 NOTE = "x-kvspan-note"
 """A header that says in a sentence what was not done as it was asked."""
 
+_NOTE_CHARACTERS = 2000  # clients and proxies refuse heads of 8 KiB and more
+
 
 @dataclass(slots=True, kw_only=True)
 class Served:
@@ -105,22 +107,26 @@ class Served:
             )
         return asked
 
-    def note_room(self, asked: tuple[str, int | None], num_prompt_tokens: int) -> dict[str, str]:
-        """Headers that say that a reply ends before the tokens that were asked for; none if it need not.
+    def note_room(
+        self, asked: tuple[str, int | None], num_prompt_tokens: int, notes: Sequence[str] = ()
+    ) -> dict[str, str]:
+        """Headers that say what is not done as it was asked, too many tokens first; none if all is.
 
         Args:
             asked: the field that bounds the output, and its value.
             num_prompt_tokens: of the longest prompt.
+            notes: more sentences.
         """
         name, num_tokens = asked
         limit = self.llm.resolved.max_model_len
         room = limit - num_prompt_tokens
-        if num_tokens is None or num_tokens <= room:
-            return {}
-        return {
-            NOTE: f"{name} {num_tokens} was cut to {room}: --max-model-len is {limit}, and the prompt "
-            f"has {num_prompt_tokens} tokens."
-        }
+        if num_tokens is not None and num_tokens > room:
+            cut = (
+                f"{name} {num_tokens} was cut to {room}: --max-model-len is {limit}, and the prompt "
+                f"has {num_prompt_tokens} tokens."
+            )
+            notes = (cut, *notes)
+        return {NOTE: _in_header(" ".join(notes))} if notes else {}
 
     def admit(self, num_outputs: int) -> None:
         """Refuses requests for which there is no place.
@@ -177,6 +183,12 @@ def served(request: Request) -> Served:
     """What the application serves; for routes."""
     found: Served = request.app.state.served
     return found
+
+
+def _in_header(text: str) -> str:
+    """A text that may have come with a request, as headers bear it: ASCII on one line, not too long."""
+    plain = "".join(c if " " <= c <= "~" else "?" for c in text)
+    return plain if len(plain) <= _NOTE_CHARACTERS else f"{plain[: _NOTE_CHARACTERS - 3]}..."
 
 
 def all_names(model: str, more: Iterable[str]) -> tuple[str, ...]:

@@ -25,7 +25,13 @@ class Styles:
 
     @classmethod
     def of(
-        cls, *, tool_call_parser: str, reasoning_parser: str, chat_template: str, architecture: str
+        cls,
+        *,
+        tool_call_parser: str,
+        reasoning_parser: str,
+        chat_template: str,
+        architecture: str,
+        shows_tools: bool,
     ) -> Self:
         """The styles that options ask for.
 
@@ -34,12 +40,14 @@ class Styles:
             reasoning_parser: a name, "none" or "auto".
             chat_template: the model's, may be empty.
             architecture: as its config names it.
+            shows_tools: whether the chat template has a place for tools.
         """
         tools, why_tools = find_tools(
             tool_call_parser, chat_template=chat_template, architecture=architecture
         )
         reasoning, why_reasoning = find_reasoning(reasoning_parser, chat_template=chat_template)
         name = reasoning.name if reasoning else "none"
+        blind = "" if shows_tools else ", but the chat template tells the model of no tools"
         return cls(
-            tools, reasoning, f"calls {tools.name}: {why_tools}; thoughts {name}: {why_reasoning}"
+            tools, reasoning, f"calls {tools.name}: {why_tools}{blind}; thoughts {name}: {why_reasoning}"
         )

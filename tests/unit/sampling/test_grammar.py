@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvspan.errors import RequestError
 from kvspan.loading.tokenizer import Tokenizer, load_tokenizer
-from kvspan.sampling.grammar import Grammar, Grammars
+from kvspan.sampling.grammar import Grammar, Grammars, left_out
 from kvspan.structured import StructuredOutputsParams
 from kvspan.testing.checkpoints import write_tokenizer
 
@@ -235,3 +235,39 @@ def test_a_form_needs_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("schema", "names"),
+    [
+        (
+            {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2, "uniqueItems": True},
+            ["uniqueItems"],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"type": "string", "format": "colour", "maxLength": 2}},
+                "dependentRequired": {"a": ["b"]},
+                "additionalProperties": False,
+            },
+            ["dependentRequired", "format colour"],
+        ),
+        ({"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "c"]}]}, ["oneOf (as anyOf)"]),
+        ({"enum": ["a"], "title": "x", "my own": 1}, []),
+    ],
+    ids=["an array", "an object", "oneOf", "all held to"],
+)
+def test_a_lenient_form_tells_what_it_leaves_out(
+    grammars: Grammars, tokenizer: Tokenizer, schema: Any, names: list[str]
+) -> None:
+    asked = StructuredOutputsParams(json=schema, lenient=True)
+    json.loads(walk(grammars.start(asked), tokenizer, seed=1))
+    assert sorted(left_out(asked)) == names
+    if names:
+        with pytest.raises(RequestError, match=names[0].split()[0]):
+            grammars.check(StructuredOutputsParams(json=schema))
+
+
+def test_of_a_form_that_is_refused_nothing_is_left_out() -> None:
+    assert left_out(StructuredOutputsParams(json={"type": "x"}, lenient=True)) == ()

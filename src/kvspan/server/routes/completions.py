@@ -10,7 +10,7 @@ from kvspan.errors import blaming
 from kvspan.server import chat, completions
 from kvspan.server.conversation import prepare
 from kvspan.server.errors import renamed
-from kvspan.server.forms import form_field
+from kvspan.server.forms import form_field, form_notes
 from kvspan.server.logprobs import TokenNames
 from kvspan.server.prompts import decode_all, encode_all
 from kvspan.server.protocol import ChatRequest, CompletionRequest
@@ -48,7 +48,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
             cache_salt=body.cache_salt or "",
             trace_headers=trace_headers(request),
         )
-    headers = here.note_room(body.asked_tokens, len(conversation.prompt_ids))
+    headers = here.note_room(body.asked_tokens, len(conversation.prompt_ids), conversation.notes)
     if body.stream:
         return EventStream(chat.answer_chunks(stream, asked), on_gone=stream.abort, headers=headers)
     return JsonReply(chat.whole_answer(stream, asked), on_gone=stream.abort, headers=headers)
@@ -60,6 +60,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     here = served(request)
     model = here.model_name(body.model)
     params = completion_params(body, here.default_sampling)
+    notes = await asyncio.to_thread(form_notes, params.structured_outputs, form_field(body))
     prompts = await _prompts(here, body)
     if params.structured_outputs is not None:
         with blaming(form_field(body)):
@@ -86,7 +87,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
         for stream in streams:
             stream.abort()
 
-    headers = here.note_room(("max_tokens", body.max_tokens), max(len(ids) for _, ids in prompts))
+    headers = here.note_room(("max_tokens", body.max_tokens), max(len(ids) for _, ids in prompts), notes)
     if body.stream:
         return EventStream(completions.text_chunks(streams, asked), on_gone=abort, headers=headers)
     return JsonReply(completions.whole_texts(streams, asked), on_gone=abort, headers=headers)

@@ -23,7 +23,8 @@ async def create(body: MessagesRequest, request: Request) -> Response:
     model = here.model_name(body.model)
     answering = await Answering.begin(here, messages.to_chat(body), trace_headers(request))
     abort = answering.stream.abort
-    headers = here.note_room(("max_tokens", body.max_tokens), len(answering.generation.prompt_ids))
+    asked = "max_tokens", body.max_tokens
+    headers = here.note_room(asked, len(answering.generation.prompt_ids), answering.notes)
     if body.stream:
         return EventStream(messages.message_events(answering, model), on_gone=abort, headers=headers)
 

@@ -28,7 +28,7 @@ async def create(body: ResponsesRequest, request: Request) -> HttpResponse:
     response = Response(answering, body, model=model, created_s=int(unix_s()))
     abort = answering.stream.abort
     asked = "max_output_tokens", body.max_output_tokens
-    headers = here.note_room(asked, len(answering.generation.prompt_ids))
+    headers = here.note_room(asked, len(answering.generation.prompt_ids), answering.notes)
     if body.stream:
         return EventStream(response.events(), on_gone=abort, headers=headers)
 

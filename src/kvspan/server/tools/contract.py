@@ -70,7 +70,7 @@ class CallBroken:
 
     Args:
         index: of the call.
-        text: all of it as the model wrote it, to be shown as content.
+        text: all of it as the model wrote it, to be shown as content if it was not shown as a call.
     """
 
     index: int

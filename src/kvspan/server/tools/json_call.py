@@ -71,7 +71,7 @@ LAYOUT = {
     "lenient": True,
 }
 """Of JSON that nobody asked to be indented: a small model left free may write space without end. What of
-a tool's schema the library does not hold to is left out: the tool itself will look at its arguments."""
+a tool's schema the library does not hold to is left out, and the reply says so."""
 
 
 def _rule(index: int, tool: Tool, arguments: str) -> str:

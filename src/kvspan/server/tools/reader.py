@@ -41,6 +41,7 @@ class Reader:
         self._silent = True  # nothing but space since the beginning or a call
         self._call: list[str] = []  # the call being read, as the model wrote it
         self._index: int | None = None  # of that call, once it has been told
+        self._bare = True  # nothing but marks and space of it has been read
 
     def feed(self, text: str) -> None:
         """Appends text."""
@@ -59,7 +60,8 @@ class Reader:
     def content_until(self, *marks: str) -> Parse[str | None]:
         """Lets content pass up to a mark, which opens a call.
 
-        Space between calls, and between a call and an end of the text, is layout and dropped.
+        Space between calls, and between a call and an end of the text, is layout and dropped; so is
+        the beginning of a mark that ends the text after a call.
 
         Returns:
             The mark, or None at the end of the text.
@@ -75,7 +77,9 @@ class Reader:
                 return mark
             if not (yield from self._more()):
                 break
-        if not (self._silent and self._num_calls and self._pending.isspace()):
+        last = self._pending.strip()
+        begins_mark = not last or any(mark.startswith(last) for mark in marks)
+        if not (self._silent and self._num_calls and begins_mark):
             self._say(self._pending)
         self._pending = ""
         return None
@@ -101,9 +105,9 @@ class Reader:
         """
         mark = yield from self._ahead(marks)
         if mark is not None:
-            self._take(self._pending.index(mark) + len(mark))
+            self._take(self._pending.index(mark) + len(mark), layout=True)
         elif self._ended and any(each.startswith(self._pending.lstrip()) for each in marks):
-            self._take(len(self._pending))
+            self._take(len(self._pending), layout=True)
         return mark
 
     def need(self, *marks: str) -> Parse[str]:
@@ -216,10 +220,10 @@ class Reader:
         self._index, self._silent = None, True
 
     def break_call(self) -> None:
-        """What was read as a call is none, and becomes content."""
+        """What was read as a call is none, and becomes content; marks that end a text do not."""
         text = "".join(self._call)
         if self._index is None:
-            self._say(text)
+            self._say("" if self._bare and self._ended and not self._pending else text)
         else:
             self._deltas.append(CallBroken(self._index, text))
         self._index, self._silent = None, False
@@ -247,11 +251,13 @@ class Reader:
 
     def _open(self, size: int) -> None:
         self._call.clear()
-        self._take(size)
+        self._bare = True
+        self._take(size, layout=True)
 
-    def _take(self, size: int) -> str:
+    def _take(self, size: int, *, layout: bool = False) -> str:
         taken, self._pending = self._pending[:size], self._pending[size:]
         self._call.append(taken)
+        self._bare &= layout or not taken or taken.isspace()
         return taken
 
     def _say(self, text: str) -> None:
