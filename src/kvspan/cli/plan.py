@@ -84,8 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_of(trace: Trace, typed: dict[str, object]) -> dict[str, object]:
     """The means of a trace, as the question that closed formulas answer."""
-    unit = int(str(typed.get("block_size", 64)))
-    stats = trace_stats(trace, hit_unit=unit)
+    (block_size,) = (option for option in PLAN_OPTIONS if option.name == "block_size")
+    stats = trace_stats(trace, hit_unit=block_size.read(typed.get("block_size")))
     mean = max(round(stats.input_tokens.mean), 1)
     new = max(round(mean * (1 - stats.ideal_hit_rate)), 1)
     return {"input": mean, "output": max(round(stats.output_tokens.mean), 1), "new_tokens": new}
