@@ -37,6 +37,8 @@ MAX_RANKS = 1024
 MAX_THREADS = 1024
 """Threads of a rank, with room to spare: far beyond it OpenMP takes the process down without a word."""
 
+DEFAULT_BLOCK_SIZE = 16
+
 _DTYPES = {
     "bf16": "bfloat16",
     "half": "float16",
@@ -167,7 +169,10 @@ class EngineConfig:
     )
 
     block_size: int = option(
-        whole(8, 2**16, multiple_of=8), 16, "B: tokens that a block holds on one rank", _CACHE
+        whole(8, 2**16, multiple_of=8),
+        DEFAULT_BLOCK_SIZE,
+        "B: tokens that a block holds on one rank",
+        _CACHE,
     )
     cp_kv_cache_interleave_size: int | None = option(
         whole(1),

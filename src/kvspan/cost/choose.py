@@ -186,7 +186,7 @@ class _Given:
         mode: LayoutMode,
     ) -> Self:
         """What follows from the options and the machine alone."""
-        device = _choose_device(asked, machine, topology.world_size)
+        device = _choose_device(asked, machine, topology)
         comm = _choose_comm(asked, machine, device.value)
         dtype = _choose_dtype(asked, model, device.value)
         kv_dtype = _choose_kv_dtype(asked, dtype.value)
@@ -310,15 +310,19 @@ def _choose_interleave(asked: EngineConfig, topology: Topology) -> Choice[int]:
     return Choice(layout.interleave, why)
 
 
-def _choose_device(asked: EngineConfig, machine: Machine, world_size: int) -> Choice[str]:
-    gpus = machine.num_gpus
+def _choose_device(asked: EngineConfig, machine: Machine, topology: Topology) -> Choice[str]:
+    gpus, world_size = machine.num_gpus, topology.world_size
     device = asked.device if asked.device != "auto" else "cuda" if gpus else "cpu"
     if device == "cuda" and not gpus:
         raise ConfigError("--device cuda needs a CUDA device, and this machine has none: use cpu.")
     if device == "cuda" and world_size > gpus:
+        sizes, lower = f"--tensor-parallel-size {topology.tp_size}", "it"
+        if topology.pcp_size > 1:
+            sizes = f"{sizes} times --prefill-context-parallel-size {topology.pcp_size}"
+            lower = "one of them"
         raise ConfigError(
-            f"--tensor-parallel-size {world_size} needs {world_size} CUDA devices, and this machine has "
-            f"{gpus}: lower it, or use --device cpu."
+            f"{sizes} needs {world_size} CUDA devices, and this machine has {gpus}: lower {lower}, or "
+            "use --device cpu."
         )
     if asked.device != "auto":
         return Choice(device)

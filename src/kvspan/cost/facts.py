@@ -149,6 +149,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
         collectives: likewise.
         source: where the figures are from.
         verified: whether they were looked up; False = they are from memory.
+        of_a_host: ranks of one machine; None = all that its links join.
     """
 
     name: str
@@ -160,6 +161,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     collectives: tuple[Collectives, ...]
     source: str
     verified: bool = True
+    of_a_host: int | None = None
+
+    @property
+    def host_ranks(self) -> int:
+        """Ranks of one machine."""
+        return self.of_a_host or self.link_domain
 
     def rates_of(self, num_ranks: int, *, played: bool = True) -> Rates:
         """Rates measured with the number of ranks nearest to `num_ranks`.
@@ -288,6 +295,7 @@ def _device(name: str, row: object, measured: Mapping[str, Collectives], *, wher
             link_gbs=link,
             inter_node_gbs=read.number("inter_node", default=link),
             link_domain=int(read.number("link_domain", default=8)),
+            of_a_host=int(read.number("host")) if "host" in row else None,
             rates=msgspec.convert(rates, tuple[Rates, ...]),
             collectives=msgspec.convert(collectives, tuple[Collectives, ...], from_attributes=True),
             source=str(row.get("source", where)),

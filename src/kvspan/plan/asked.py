@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kvspan.config.engine import DEFAULT_BLOCK_SIZE
 from kvspan.config.options import (
     FRACTION,
     SWITCH,
@@ -21,7 +22,7 @@ from kvspan.config.options import (
     whole,
 )
 from kvspan.config.sizes import KV_DTYPE_BYTES
-from kvspan.cost.choose import GPU_FRACTION
+from kvspan.cost.choose import DEFAULT_BATCHED_TOKENS, DEFAULT_NUM_SEQS, GPU_FRACTION
 from kvspan.cost.weights import WEIGHT_BITS
 from kvspan.errors import ConfigError
 
@@ -95,9 +96,15 @@ class PlanAsked:
     enable_expert_parallel: bool = option(
         SWITCH, False, "keep whole experts on each rank, and not a part of each", _HARDWARE
     )
-    block_size: int = option(whole(8, 2**16, multiple_of=8), 64, "B: tokens of a block", _LIMITS)
-    max_num_seqs: int = option(whole(1), 1024, "requests that run at once in a replica", _LIMITS)
-    max_num_batched_tokens: int = option(TOKENS, 8192, "tokens of a step at the most", _LIMITS)
+    block_size: int = option(
+        whole(8, 2**16, multiple_of=8), DEFAULT_BLOCK_SIZE, "B: tokens of a block", _LIMITS
+    )
+    max_num_seqs: int = option(
+        whole(1), DEFAULT_NUM_SEQS, "requests that run at once in a replica", _LIMITS
+    )
+    max_num_batched_tokens: int = option(
+        TOKENS, DEFAULT_BATCHED_TOKENS, "tokens of a step at the most", _LIMITS
+    )
     input: int | None = option(
         TOKENS,
         None,

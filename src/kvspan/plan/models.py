@@ -14,6 +14,8 @@ from kvspan.loading.hf_files import read_json
 from kvspan.loading.hub import quiet_hub
 
 MODELS = DATA / "models"
+ORGANISATIONS = {"DeepSeek": "deepseek-ai", "Kimi": "moonshotai", "Llama": "meta-llama", "Qwen": "Qwen"}
+"""By the first word of a model of the facts, whose it is on the hub; others come as packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,13 @@ class FoundModel:
 
     Args:
         name: as it was called, or as the facts spell it.
+        served: as `kvspan serve` takes it.
         raw: the config of its text model.
         config: the same, read.
     """
 
     name: str
+    served: str
     raw: Mapping[str, Any]
     config: ModelConfig
 
@@ -43,20 +47,26 @@ def find_model(name: str) -> FoundModel:
     """
     path = Path(name).expanduser()
     if path.is_dir():
-        return _read(name, _config_in(path))
+        return _read(name, name, _config_in(path))
     if path.is_file():
-        return _read(path.stem, path)
+        return _read(path.stem, name if path.suffix == ".gguf" else str(path.parent), path)
     known = {_normal(file.stem): file for file in sorted(MODELS.glob("*.json"))}
     if (file := known.get(_normal(name))) is not None:
-        return _read(file.stem, file)
+        return _read(file.stem, served_name(file.stem), file)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
-        return _read(name, _downloaded(name))
+        return _read(name, name, _downloaded(name))
     near = get_close_matches(_normal(name), known, n=3, cutoff=0.4) or list(known)
     raise ModelError(
         f'No model "{name}": it is no directory with a config.json, no config or .gguf file and no hub '
         "id (org/name); "
         f"of models that kvspan has facts of, the nearest are {', '.join(known[n].stem for n in near)}."
     )
+
+
+def served_name(name: str) -> str:
+    """A model of the facts as the hub has it, or under the name of its package."""
+    family = next((family for family in ORGANISATIONS if name.startswith(family)), None)
+    return name.lower() if family is None else f"{ORGANISATIONS[family]}/{name}"
 
 
 def _normal(name: str) -> str:
@@ -70,11 +80,12 @@ def _config_in(directory: Path) -> Path:
     return ggufs[0] if len(ggufs) == 1 and not config.exists() else config
 
 
-def _read(name: str, path: Path) -> FoundModel:
+def _read(name: str, served: str, path: Path) -> FoundModel:
     raw = _read_gguf(path) if path.suffix == ".gguf" else read_json(path)
     if not raw.get("architectures") and "text_config" not in raw:
         raw = {**raw, "architectures": ["unknown"]}  # arithmetic goes by sizes
-    return FoundModel(name, text_config(raw, where=str(path)), parse_model_config(raw, where=str(path)))
+    where = str(path)
+    return FoundModel(name, served, text_config(raw, where=where), parse_model_config(raw, where=where))
 
 
 def _read_gguf(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvspan.config.engine import EngineConfig
 from kvspan.cost.choose import Machine, resolve
 from kvspan.errors import ConfigError
+from kvspan.plan.command import MANY_GPUS, Commands, stretched_model
 from kvspan.plan.load import Agents
 from kvspan.plan.search import Plan, Planned
 from kvspan.plan.simulate import Replay, Simulation
@@ -72,11 +73,12 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
     if users is None and trace is None:
         best = planned.best or planned.points[-1]
         users = best.concurrency
+    config = engine_config(plan, planned, trace)
     engine = Simulation(
         resolve(
-            engine_config(plan, planned, trace),
-            plan.model.config,
-            Machine(cores=1, num_gpus=10**6, facts=plan.device),
+            config,
+            stretched_model(plan.model.config, config),
+            Machine(cores=1, num_gpus=MANY_GPUS, facts=plan.device),
         ),
         planned.cost,
         block_tokens=BLOCK_TOKENS if trace is None else trace.block_tokens,
@@ -93,7 +95,7 @@ def simulate(plan: Plan, planned: Planned, trace: Trace | None = None) -> Simula
 
 
 def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> EngineConfig:
-    """The flags with which kvspan would run a candidate.
+    """The options with which kvspan would run a candidate.
 
     Args:
         plan: the question.
@@ -101,29 +103,11 @@ def engine_config(plan: Plan, planned: Planned, trace: Trace | None = None) -> E
         trace: requests; unless the question says it, there is room for the longest of them, and a
             cache need not hold what the model could read but nobody asks. None = that there is.
     """
-    asked, candidate, topology = plan.asked, planned.candidate, planned.candidate.topology
-    limit = plan.max_model_len(planned)
-    if asked.max_model_len is None and trace is not None:
+    limit = None
+    if plan.asked.max_model_len is None and trace is not None:
         longest = max(row.input_length + row.output_length for row in trace.rows)
         limit = min(longest, plan.model.config.max_position_embeddings)
-    spread = topology.dcp_size > 1
-    return EngineConfig(
-        model=plan.model.name,
-        tensor_parallel_size=topology.tp_size,
-        decode_context_parallel_size=topology.dcp_size,
-        prefill_context_parallel_size=topology.pcp_size,
-        block_size=asked.block_size,
-        cp_kv_cache_interleave_size=candidate.interleave if spread else None,
-        dcp_comm_backend=candidate.exchange if spread else "auto",
-        dcp_q_replicate=("on" if candidate.replicate_q else "off") if spread else "auto",
-        kv_cache_dtype=asked.kv_cache_dtype,
-        gpu_memory_utilization=asked.gpu_memory_utilization,
-        max_model_len=limit,
-        max_num_seqs=asked.max_num_seqs,
-        max_num_batched_tokens=asked.max_num_batched_tokens,
-        enable_expert_parallel=asked.enable_expert_parallel,
-        device="cuda",
-    )
+    return Commands(plan).config(planned, max_model_len=limit)
 
 
 def agents_of(plan: Plan, *, longest: int) -> Agents:

@@ -26,6 +26,7 @@ from kvspan.topology import Topology, check_layout
 
 MAX_CONCURRENCY = 4096
 """Of a sweep whose end nobody named."""
+APART = "on several machines, over which kvspan starts no ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +56,6 @@ class Candidate:
             flags
             + (f" -pcp {t.pcp_size}" if t.pcp_size > 1 else "")
             + (f" -dp {self.replicas}" if self.replicas > 1 else "")
-        )
-
-    @property
-    def choices(self) -> str:
-        """The rest, as flags; nothing where one rank has its sequences whole."""
-        if self.topology.dcp_size == 1:
-            return ""
-        query = "on" if self.replicate_q else "off"
-        return (
-            f"--cp-kv-cache-interleave-size {self.interleave} --dcp-q-replicate {query} "
-            f"--dcp-comm-backend {self.exchange}"
         )
 
 
@@ -152,6 +142,15 @@ class Plan:
     planned: tuple[Planned, ...]
     refused: tuple[Refused, ...]
     ways_out: tuple[str, ...] = ()
+
+    def hosts_of_replica(self, planned: Planned) -> int:
+        """Machines over which a replica of a candidate stretches; kvspan's ranks are of one."""
+        return -(-planned.candidate.topology.world_size // self.device.host_ranks)
+
+    def replicas_of_host(self, planned: Planned) -> int:
+        """Replicas behind one server: those of one machine."""
+        ranks = planned.candidate.topology.world_size
+        return min(planned.candidate.replicas, max(self.device.host_ranks // ranks, 1))
 
     def max_model_len(self, planned: Planned) -> int:
         """Tokens of the longest request that a candidate takes: as asked, or what it has room for."""
@@ -367,18 +366,19 @@ def _ways_out(asked: PlanAsked, model: FoundModel, device: Device, load: Load) -
     ways = []
     for dtype in ("fp8", "nvfp4"):
         dtypes = weight_dtypes(dtype, model.raw, model.config)
-        if _fits(asked, model, device, dtypes, load, asked.gpus):
-            ways.append(f"--weights-dtype {dtype}")
+        if fits(asked, model, device, dtypes, load, asked.gpus):
+            ways.append(f"--weights-dtype {dtype} (on paper: kvspan holds them as bf16)")
     dtypes = weight_dtypes(asked.weights_dtype, model.raw, model.config)
     more = (asked.gpus * factor for factor in (2, 4, 8, 16, 32))
     for gpus in more:
-        if _fits(asked, model, device, dtypes, load, gpus):
-            ways.append(f"--gpus {gpus}")
+        if fits(asked, model, device, dtypes, load, gpus):
+            apart = gpus > device.host_ranks
+            ways.append(f"--gpus {gpus}" + (f" ({APART})" if apart else ""))
             break
     return tuple(ways)
 
 
-def _fits(
+def fits(
     asked: PlanAsked, model: FoundModel, device: Device, dtypes: WeightDtypes, load: Load, gpus: int
 ) -> bool:
     """Whether some layout of a replica of all the GPUs holds weights and a request."""

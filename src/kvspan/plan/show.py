@@ -6,6 +6,8 @@ from typing import Any
 
 from kvspan.config.sizes import format_bytes
 from kvspan.cost.work import decode_work
+from kvspan.plan.command import Commands
+from kvspan.plan.held import Held, held_weights
 from kvspan.plan.replay import Simulated
 from kvspan.plan.search import Plan, Planned, Point
 
@@ -77,10 +79,11 @@ def sentences(plan: Plan) -> list[str]:
     ]
     if not plan.device.verified:
         said.append(f"The figures of {plan.device.name} are not verified ({plan.device.source}).")
+    held = held_weights(plan)
+    on_paper = [] if held is None else [_held(plan, held)]
     if not plan.planned:
         ways = ", or ".join(plan.ways_out) or "none of fp8 or nvfp4 weights and 32 times the GPUs"
-        said.append(f"Nothing fits. What would: {ways}.")
-        return said
+        return [*said, f"Nothing fits. What would: {ways}.", *on_paper]
     best = plan.planned[0]
     said.append(_best(plan, best))
     alone = tp_alone(plan.planned)
@@ -91,7 +94,7 @@ def sentences(plan: Plan) -> list[str]:
             f"Against {alone.candidate.layout}: {gain:.2f} times the tokens a second, and "
             f"{capacity:.2f} times the tokens in the cache."
         )
-    return said
+    return [*said, *on_paper, *_run(plan, best)]
 
 
 def layout_rows(planned: Sequence[Planned]) -> list[list[str]]:
@@ -158,21 +161,24 @@ def seconds(value: float) -> str:
 
 def as_json(plan: Plan, simulated: Sequence[Simulated]) -> dict[str, Any]:
     """All of it, as values of JSON; units are in the names."""
+    commands, held = Commands(plan), held_weights(plan)
     return {
         "model": plan.model.name,
         "hardware": plan.device.name,
         "hardware_source": plan.device.source,
         "gpus": plan.asked.gpus,
         "weights": weights_name(plan),
+        "weights_on_paper": held is not None,
+        "weights_held": None if held is None else {"dtype": "bf16", **asdict(held)},
         "kv_cache_dtype": plan.asked.kv_cache_dtype,
         "input_tokens": plan.load.input_tokens,
         "output_tokens": plan.load.output_tokens,
         "shared_tokens": plan.load.shared_tokens,
         "kept_tokens": plan.load.kept_tokens,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
-        "layouts": [_json_layout(p) for p in plan.planned],
+        "layouts": [_json_layout(p, plan, commands) for p in plan.planned],
         "front": [
-            {"layout": p.candidate.layout, "choices": p.candidate.choices, **_json_point(point)}
+            {"layout": p.candidate.layout, "command": commands.of(p), **_json_point(point)}
             for p, point in plan.front
         ],
         "refused": [{"layout": r.layout, "why": r.why} for r in plan.refused],
@@ -181,10 +187,12 @@ def as_json(plan: Plan, simulated: Sequence[Simulated]) -> dict[str, Any]:
     }
 
 
-def _json_layout(p: Planned) -> dict[str, Any]:
+def _json_layout(p: Planned, plan: Plan, commands: Commands) -> dict[str, Any]:
     t, c = p.candidate.topology, p.capacity
     return {
         "layout": p.candidate.layout,
+        "command": commands.of(p) if plan.hosts_of_replica(p) == 1 else None,
+        "hosts_per_replica": plan.hosts_of_replica(p),
         "tp_size": t.tp_size,
         "dcp_size": t.dcp_size,
         "pcp_size": t.pcp_size,
@@ -216,6 +224,48 @@ def _json_point(p: Point) -> dict[str, Any]:
     }
 
 
+def _run(plan: Plan, best: Planned) -> list[str]:
+    """How to run the best; of layouts of one machine, if its ranks are on several."""
+    if best.best is None:
+        return []
+    if plan.hosts_of_replica(best) == 1:
+        return [*_of_hosts(plan, best), Commands(plan).of(best)]
+    said = (
+        f"kvspan cannot start this: {best.candidate.topology.world_size} GPUs are "
+        f"{plan.hosts_of_replica(best)} machines of {plan.device.host_ranks} {plan.device.name}, "
+        "and its ranks are processes of one machine."
+    )
+    can = next((p for p in plan.planned if p.best and plan.hosts_of_replica(p) == 1), None)
+    if can is None or can.best is None:
+        return [f"{said} No layout of one machine fits."]
+    figures = (
+        f"{can.candidate.layout}, {can.best.output_tok_s_gpu:,.0f} tokens of output a second and GPU."
+    )
+    return [f"{said} The best that it can: {figures}", *_of_hosts(plan, can), Commands(plan).of(can)]
+
+
+def _of_hosts(plan: Plan, planned: Planned) -> list[str]:
+    """What introduces a command."""
+    servers = -(-planned.candidate.replicas // plan.replicas_of_host(planned))
+    apart = "" if held_weights(plan) is None else ", but for its weights,"
+    where = "" if servers == 1 else f" on each of {servers} machines, behind a balancer"
+    return [f"What was planned{apart} is what this runs{where}:"]
+
+
+def _held(plan: Plan, held: Held) -> str:
+    """That the engine holds other weights than were planned, in a sentence with numbers."""
+    reads = "reads no nvfp4 checkpoints, and holds" if plan.dtypes.experts == "nvfp4" else "holds"
+    least = "no number of GPUs that was tried" if held.gpus is None else f"{held.gpus} GPUs at least"
+    size = ""
+    if held.weight_bytes is not None:
+        enough = "fit" if held.fits else "do not fit"
+        size = f" {format_bytes(held.weight_bytes)} a rank of this layout, which {enough};"
+    return (
+        f"{weights_name(plan)} weights are on paper: kvspan {reads} weights as bf16:{size} {least} "
+        "(--weights-dtype bf16 plans what it runs)."
+    )
+
+
 def _best(plan: Plan, best: Planned) -> str:
     asked, point = plan.asked, best.best
     limits = [
@@ -226,12 +276,9 @@ def _best(plan: Plan, best: Planned) -> str:
     if point is None:
         return f"No layout keeps {' and '.join(limits)} for any number of users that was tried."
     within = f" within {' and '.join(limits)}" if limits else ""
-    room = plan.max_model_len(best)
-    short = f"--max-model-len {room}" if room < plan.model.config.max_position_embeddings else ""
-    flags = " ".join(filter(None, (best.candidate.layout, best.candidate.choices, short)))
     return (
-        f"Best by {asked.goal}{within}: {flags}, {point.output_tok_s_gpu:,.0f} tokens of output a "
-        f"second and GPU for {point.concurrency:,} users."
+        f"Best by {asked.goal}{within}: {best.candidate.layout}, {point.output_tok_s_gpu:,.0f} tokens "
+        f"of output a second and GPU for {point.concurrency:,} users."
     )
 
 

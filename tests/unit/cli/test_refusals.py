@@ -160,3 +160,48 @@ def test_each_heading_of_the_help_stands_once(table: tuple[Option, ...]) -> None
     groups = [option.group for option in table]
     changes = [a for a, b in pairwise(groups) if a != b] + groups[-1:]
     assert len(changes) == len(set(changes))
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("-pp 2", "there are no pipeline stages: use --tensor-parallel-size"),
+        ("--enable-eplb", "use --enable-expert-parallel"),
+        ("--headless", "leave it out"),
+        ("--prefix-caching-hash-algo sha256", "leave it out"),
+        ("--override-generation-config {}", "with --generation-config"),
+        ("--enable-dbo", "leave it out"),
+        ("--all2all-backend naive", "leave it out"),
+        ("--kv-offloading-size 8", "raise --kv-cache-memory"),
+        ("--structured-outputs-config {}", "leave it out"),
+        ("-O3", "nothing is compiled"),
+        ("-O.level=3", "nothing is compiled"),
+        ("-q awq", "it is read from the checkpoint"),
+        ("-dpl 2", "use --data-parallel-size"),
+        ("--tp-size 2", "use --tensor-parallel-size"),
+        ("--tp 2", "use --tensor-parallel-size"),
+        ("--dp-size 2", "use --data-parallel-size"),
+        ("--disable-radix-cache", "use --no-enable-prefix-caching"),
+        ("--chunked-prefill-size 8192", "use --max-num-batched-tokens"),
+        ("--mem-fraction-static 0.8", "use --gpu-memory-utilization"),
+        ("--context-length=32768", "use --max-model-len"),
+        ("--model-path m", "use --model"),
+        ("-c 4096", "use --max-model-len"),
+        ("--ctx_size 4096", "use --max-model-len"),
+        ("-ngl 99", "all layers lie where --device says"),
+        ("-np 4", "use --max-num-seqs"),
+        ("-fa", "the kernel is chosen by what it can do"),
+        ("-fa on", "the kernel is chosen by what it can do"),
+        ("-m file.gguf", "use --model"),
+        ("--no-mmproj", "--help lists"),
+    ],
+)
+def test_flags_of_other_engines_are_refused_with_what_to_use(
+    typed: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "nowhere", *typed.split()]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    flag = typed.split()[0].split("=")[0].replace("_", "-")
+    assert f"{flag} is not an option of kvspan: " in told or "--help lists" in instead
+    assert instead in told
+    assert "did you mean" not in told

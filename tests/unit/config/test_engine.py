@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvspan.config.absent import INSTEAD
+from kvspan.config.absent import INSTEAD, SHORT
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig, read_yaml
 from kvspan.config.server import SERVER_OPTIONS
 from kvspan.errors import ConfigError
@@ -126,8 +126,9 @@ def test_refused(values: dict[str, Any], parts: list[str]) -> None:
 
 
 def test_what_others_know_is_refused_by_name_and_is_not_there() -> None:
-    known = {option.flag for option in ENGINE_OPTIONS}
+    known = {option.flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
     assert not known & set(INSTEAD)
+    assert not {option.short for option in ENGINE_OPTIONS} & set(SHORT)
     for flag, instead in INSTEAD.items():
         sentence = refusal(**{flag.removeprefix("--").replace("-", "_"): 1})
         assert sentence == f"{flag} is not an option of kvspan: {instead}."
@@ -136,7 +137,7 @@ def test_what_others_know_is_refused_by_name_and_is_not_there() -> None:
 def test_flags_named_as_the_way_out_are_there() -> None:
     known = {option.flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS)}
     named = {word.strip(",.:;") for text in INSTEAD.values() for word in text.split()}
-    assert {word for word in named if word.startswith("--")} <= known
+    assert {word.replace("--no-", "--") for word in named if word.startswith("--")} <= known
 
 
 def test_however_it_is_made_it_is_checked() -> None:

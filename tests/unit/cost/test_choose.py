@@ -284,7 +284,15 @@ def test_a_step_has_room_for_each_request_and_for_a_prompt_that_is_not_cut(
         (
             ranks(3, 3),
             2,
-            ["--tensor-parallel-size 3", "3 CUDA", "has 2", "--device cpu"],
+            ["--tensor-parallel-size 3 needs 3 CUDA", "has 2", "lower it", "--device cpu"],
+        ),
+        (
+            ranks(4, 8) | {"prefill_context_parallel_size": 2},
+            4,
+            [
+                "--tensor-parallel-size 4 times --prefill-context-parallel-size 2 needs 8 CUDA devices",
+                "has 4: lower one of them",
+            ],
         ),
         ({"comm": "nccl"}, 0, ["--comm nccl", "--device cpu", "gloo"]),
         ({"comm": "gloo"}, 1, ["--comm gloo", "--device cuda", "nccl"]),

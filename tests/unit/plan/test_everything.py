@@ -12,7 +12,7 @@ from kvspan.cost.weights import WEIGHT_BITS
 from kvspan.errors import ConfigError
 from kvspan.plan.asked import GOALS, PlanAsked
 from kvspan.plan.models import MODELS, find_model
-from kvspan.plan.search import Plan, Planned, search
+from kvspan.plan.search import Candidate, Plan, Planned, search
 from kvspan.plan.show import as_json, layout_rows, sentences
 
 NAMES = sorted(file.stem for file in MODELS.glob("*.json"))
@@ -97,7 +97,7 @@ def test_more_memory_never_holds_less(name: str, hardware: str, data: st.DataObj
     low, high = sorted(data.draw(st.tuples(*[st.floats(0.3, 1.0)] * 2)))
     asked = {"model": name, "hardware": hardware, "concurrency": 8, "input": 4000, "output": 100}
     less, more = (
-        {(p.candidate.layout, p.candidate.choices): p for p in found.planned}
+        {p.candidate: p for p in found.planned}
         for found in (plan(**asked, gpu_memory_utilization=share) for share in (low, high))
     )
     assert less.keys() <= more.keys()
@@ -110,10 +110,7 @@ def test_more_memory_never_holds_less(name: str, hardware: str, data: st.DataObj
 def test_eight_bits_hold_more_and_nearly_twice_as_much(name: str) -> None:
     asked = {"model": name, "hardware": "GB300", "concurrency": 8, "input": 4000, "output": 100}
     two, one = (
-        {
-            (p.candidate.layout, p.candidate.choices): p
-            for p in plan(**asked, kv_cache_dtype=dtype).planned
-        }
+        {p.candidate: p for p in plan(**asked, kv_cache_dtype=dtype).planned}
         for dtype in ("bf16", "fp8")
     )
     for layout, planned in two.items():
@@ -122,10 +119,10 @@ def test_eight_bits_hold_more_and_nearly_twice_as_much(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["DeepSeek-R1", "Llama-3.1-70B", "SmolLM2-135M"])
 def test_longer_prompts_leave_room_for_fewer_and_take_longer(name: str) -> None:
-    before: dict[str, Planned] = {}
+    before: dict[Candidate, Planned] = {}
     for tokens in (1000, 2000, 4000, 7000):
         found = plan(model=name, hardware="GB300", input=tokens, output=100, concurrency=4)
-        now = {p.candidate.layout + p.candidate.choices: p for p in found.planned}
+        now = {p.candidate: p for p in found.planned}
         for layout in before.keys() & now.keys():
             assert now[layout].room <= before[layout].room
             assert now[layout].points[0].steady.ttft_s >= before[layout].points[0].steady.ttft_s

@@ -75,4 +75,4 @@ def test_a_cache_that_holds_the_requests_and_not_the_whole_context_is_simulated(
     assert engine_config(found, planned).max_model_len == planned.capacity.tokens
     assert simulate(found, planned).num_served >= 4
     tight = plan(model="llama-3.1-70b", gpus=1, input=4000, output=50)
-    assert f"--max-model-len {tight.max_model_len(tight.planned[0])}" in sentences(tight)[1]
+    assert f"--max-model-len {tight.max_model_len(tight.planned[0])}" in sentences(tight)[-1]

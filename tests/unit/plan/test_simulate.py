@@ -195,7 +195,8 @@ CODING = {"input": 67000, "output": 400, "shared_prefix": 0.5, "new_tokens": 120
 def test_closed_formulas_say_what_the_engine_does_while_there_is_room(
     model: str, load: dict[str, Any], users: int, flags: str
 ) -> None:
-    asked = PlanAsked.from_mapping({"model": model, "concurrency": users, "requests": 6 * users, **load})
+    run = {"concurrency": users, "requests": 6 * users, "max_num_batched_tokens": 8192}
+    asked = PlanAsked.from_mapping({"model": model, **run, **load})
     device = find_device("B200-SXM", load_devices())
     plan = search(asked, find_model(model), device)
     planned = next(p for p in plan.planned if p.candidate.layout == flags)
