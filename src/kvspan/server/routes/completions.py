@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
@@ -63,7 +62,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     here = served(request)
     model = here.model_name(body.model)
     params = completion_params(body, here.default_sampling)
-    notes = await asyncio.to_thread(form_notes, params.structured_outputs, form_field(body))
+    notes = await form_notes(params.structured_outputs, form_field(body))
     prompts = await _prompts(here, body)
     here.admit(params.n * len(prompts))
     asked = completions.Asked(
