@@ -7,6 +7,8 @@ TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A terminal sees pip's bars; a log has a line for each stage.
+PIP = $(BIN)/pip install --disable-pip-version-check $$([ -t 1 ] || echo --quiet)
 # Several ranks share the cores: one thread each, unless a command asks for more.
 export OMP_NUM_THREADS ?= 1
 # Tests wait for processes and files as much as they compute. A debugger wants `make test TEST_WORKERS=0`.
@@ -28,10 +30,15 @@ $(STAMP): pyproject.toml Makefile CMakeLists.txt $(wildcard csrc/*)
 		|| { echo "kvspan needs Python's venv module (Debian: apt install python3-venv)"; exit 1; }
 	@command -v $${CXX:-c++} >/dev/null \
 		|| { echo "kvspan needs a C++ compiler (Debian: apt install g++), or CXX=/path/to/one"; exit 1; }
-	@echo "Setting up $(VENV): about 1 GB (several with a CUDA build of PyTorch) and a few minutes, once."
+	@echo "Setting up $(VENV) in 4 stages, once: about 1 GB (several with a CUDA build of PyTorch), and 3 to 10 minutes,"
+	@echo "most of them for the download and for the compiler."
+	@echo "[1/4] an environment for $$($(PYTHON) --version): seconds"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@echo "[2/4] $(TORCH) from $(or $(TORCH_INDEX),PyPI): the largest download"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
+	@echo "[3/4] kvspan: its tools are fetched, and its C++ kernels compiled: minutes without a word"
+	@$(PIP) --editable ".[dev]"
+	@echo "[4/4] the weights of SmolLM2-135M"
 	@$(BIN)/kvspan fetch smollm2-135m
 	@touch $@
 

@@ -35,7 +35,7 @@ def main() -> int:
     flags = [str(MODEL), "--load-format", "dummy", "--context", asked.context, "--batch", asked.batch]
     flags += ["--rounds", asked.rounds, *(["--breakdown"] if asked.breakdown else [])]
     flags += [part for layout in LAYOUTS for part in ("--layout", layout)]
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
         if code := kvspan(["bench", "decode", *flags, "--json", file.name]):
             return code
         results = json.loads(Path(file.name).read_text())["results"]

@@ -17,6 +17,7 @@ namespace kvspan {
 namespace {
 
 constexpr float LN2 = 0.693147180559945309f;
+constexpr float LARGEST = std::numeric_limits<float>::max();
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 constexpr std::int64_t MIN_SPLIT_KEYS = 128;  // under that, merging costs more than a thread saves
 constexpr int SHORT_DIM = 128;                // of a value: 96 KiB for MOST_LANES
@@ -199,7 +200,9 @@ void store_row(const Attention& call, std::int64_t element, const float* row) {
     }
 }
 
-// Writes one lane's output and LSE from its partials: the softmax over all their keys.
+// Writes one lane's output and LSE from its partials: the softmax over all their keys. With a score that is NaN or
+// infinite the sum of its partial is NaN, whatever the largest score is. Then the output is, too, and the LSE is the
+// largest there is: whoever merges takes one that is not finite for that of no keys.
 void finish_lane(const Attention& call, const Unit& unit, int lane, const Partial* partials, int count) {
     const int width = padded(call.value_dim);
     float max = NEG_INF, sum = 0;
@@ -207,19 +210,20 @@ void finish_lane(const Attention& call, const Unit& unit, int lane, const Partia
     float* row = partials[0].out + static_cast<std::int64_t>(lane) * width;
     for (int i = 0; i < count; ++i) {
         const float* other = partials[i].out + static_cast<std::int64_t>(lane) * width;
-        const bool saw = partials[i].max[lane] != NEG_INF;
+        const bool saw = partials[i].max[lane] != NEG_INF || std::isnan(partials[i].sum[lane]);
         const float weight = saw ? std::exp2(partials[i].max[lane] - max) : 0.0f;
         sum += saw ? weight * partials[i].sum[lane] : 0.0f;
         for (int d = 0; d < width; ++d) {
             row[d] = (i ? row[d] : 0.0f) + (saw ? weight * other[d] : 0.0f);
         }
     }
-    const float norm = max == NEG_INF ? 0.0f : 1.0f / sum;
+    const bool is_number = !std::isnan(sum), saw_none = max == NEG_INF && is_number;
+    const float norm = saw_none ? 0.0f : 1.0f / sum;
     for (int d = 0; d < width; ++d) row[d] *= norm;
     const Place place = place_of(call, unit, lane);
     const std::int64_t at = place.row * call.heads + place.head;
     store_row(call, at * call.value_dim, row);
-    call.lse[at] = max == NEG_INF ? NEG_INF : max * LN2 + std::log(sum);
+    call.lse[at] = saw_none ? NEG_INF : is_number ? max * LN2 + std::log(sum) : LARGEST;
 }
 
 void finish(const Attention& call, const Unit& unit, const Partial* partials, int count) {

@@ -20,9 +20,9 @@ KVSPAN_INLINE __m512 dot(__m512 sum, __m512i a, __m512i b) {
 }
 
 // 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf: what it makes of those on
-// the way is masked at the end.
+// the way is masked at the end. NaN stays what it is.
 KVSPAN_INLINE __m512 exp2_of(__m512 x) {
-    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+    const __mmask16 normal = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
     const __m512 magic = _mm512_set1_ps(0x1.8p23f), shifted = _mm512_add_ps(x, magic);
     const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
     __m512 y = _mm512_set1_ps(1.3276414e-3f);  // as in vectors.h

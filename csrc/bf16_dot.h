@@ -26,8 +26,7 @@ struct Bf16Dot {
     static constexpr int LANES = 6;          // of a register block, with 4 vectors each
     static constexpr int CHUNK = 64;         // dims of such a block
     static constexpr int PAIRED_LANES = 12;  // from here on values are paired once for all lanes
-    // From here on vectors of lanes are full enough, and pay for copying codes.
-    static constexpr int WIDE_LANES = IS_CODE<Element> ? 12 : 8;
+    static constexpr int WIDE_LANES = 12;    // from here on vectors of lanes pay for copying codes
 
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
         if (is_wide(call, unit.head_lanes())) return load_wide_query(call, unit, first, scratch);
@@ -157,7 +156,13 @@ private:
     // Whether transposing scores, 4 shuffles a lane for 16 keys, costs less than keys, 2 a dim.
     static bool is_wide(const Attention& call, int lanes) {
         const bool fits = query_width(call) <= padded(call.head_dim) && call.part_dims[0] % 4 == 0;
-        return lanes >= WIDE_LANES && 2 * lanes <= call.head_dim && fits;
+        return lanes >= least_wide(call) && 2 * lanes <= call.head_dim && fits;
+    }
+
+    // From here on vectors of lanes are full enough: sums over few dims cost less than to reduce them.
+    static int least_wide(const Attention& call) {
+        if constexpr (IS_CODE<Element>) return WIDE_LANES;
+        return call.head_dim <= 64 ? 5 : 7;
     }
 
     static QuarteredQuery quartered(const Attention& call, const Scratch& scratch, const Part& part) {
@@ -179,19 +184,19 @@ private:
     static WideQuery wide_query(const Attention& call, int lanes, int part, const Scratch& scratch) {
         const auto* words = reinterpret_cast<const std::int32_t*>(scratch.query);
         const int first = part ? call.part_dims[0] / 2 : 0;
-        return {words + static_cast<std::int64_t>(first) * wide_lanes(lanes), lanes};
+        return {words + static_cast<std::int64_t>(first) * WideQuery::stride_of(lanes), lanes};
     }
 
     static void load_wide_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
-        const int lanes = unit.head_lanes(), stride = wide_lanes(lanes);
+        const int lanes = unit.head_lanes();
         auto* words = reinterpret_cast<std::int32_t*>(scratch.query);
-        for (int lane = 0; lane < stride; ++lane) {
+        for (int lane = 0; lane < WideQuery::stride_of(lanes); ++lane) {
             const Place place = place_of(call, unit, first + (lane < lanes ? lane : 0));
             const Bf16* from = static_cast<const Bf16*>(call.query) +
                                place.row * call.query_row_stride +
                                place.head * call.query_head_stride;
             for (int pair = 0; pair < call.head_dim / 2; ++pair)
-                words[pair * stride + lane] = word_at(from + 2 * pair);
+                words[WideQuery::at(pair, lane, lanes)] = word_at(from + 2 * pair);
         }
     }
 

@@ -282,9 +282,10 @@ private:
         for (int v = 0; v < V; ++v) _mm512_store_ps(sum_ + lane + v * WIDE, sums[v]);
     }
 
-    // 2^x for x <= 0 as `exp2` has it, but 2^-149 from -127 down, which is zero in bf16.
+    // 2^x for x <= 0 as `exp2` has it, but 2^-149 from -127 down, which is zero in bf16. Of max_ps, NaN passes as
+    // the second argument alone.
     static KVSPAN_INLINE __m512 weight(__m512 x) {
-        const __m512 clamped = _mm512_max_ps(x, _mm512_set1_ps(-127.0f)), whole = _mm512_set1_ps(0x1.8p23f);
+        const __m512 clamped = _mm512_max_ps(_mm512_set1_ps(-127.0f), x), whole = _mm512_set1_ps(0x1.8p23f);
         const __m512 shifted = _mm512_add_ps(clamped, whole);
         const __m512 f = _mm512_sub_ps(clamped, _mm512_sub_ps(shifted, whole));
         __m512 y = _mm512_set1_ps(1.3276414e-3f);

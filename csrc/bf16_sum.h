@@ -99,6 +99,8 @@ void add_wide(const WeightedSum& sum, int lanes, Ahead<T>& ahead, const PairsAt&
                                                     : add<WIDE_BLOCK, 2, Asks::nothing, T, PairsAt>;
         block(sum, lane, ahead, pairs_at);
     }
+    if (lanes - lane == WIDE_BLOCK - 1)
+        return add<WIDE_BLOCK - 1, 2, Asks::rows>(sum, lane, ahead, pairs_at);
     add_all(sum, lane, lanes, ahead, pairs_at);
 }
 

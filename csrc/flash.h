@@ -47,7 +47,8 @@ inline void score(const Attention& call, int lanes, const Tile<T>& tile, Ahead<T
     }
 }
 
-// Multiplies a lane's scores by the keys' scales and hides keys that it does not see; returns vectors' largest.
+// Multiplies a lane's scores by the keys' scales and hides keys that it does not see; returns vectors'
+// largest.
 template <class T>
 inline Vec settle(const Attention& call, const Tile<T>& tile, const Scratch& scratch, int lane,
                   std::uint64_t seen) {
@@ -71,8 +72,8 @@ inline Vec settle(const Attention& call, const Tile<T>& tile, const Scratch& scr
     return max;
 }
 
-// Raises a lane's largest score to those of a tile, and returns what earlier tiles are multiplied by. Most tiles
-// raise it no more, so that it is compared before it is looked for.
+// Raises a lane's largest score to those of a tile, and returns what earlier tiles are multiplied by.
+// Most tiles raise it no more, so that it is compared before it is looked for.
 inline float raise(Vec scores, float& max) {
     if (!any_above(scores, max)) return 1.0f;
     const float before = max;
@@ -80,13 +81,14 @@ inline float raise(Vec scores, float& max) {
     return exp2(splat(before - max))[0];
 }
 
-// One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by. A lane's sum of
-// exponentials stays in WIDTH terms, which are added up once, and not for every tile.
+// One tile's scores become weights; `fade[lane]` is what earlier tiles are multiplied by. A lane's sum
+// of exponentials stays in WIDTH terms, which are added up once, and not for every tile.
 template <class Math, class T>
 inline void soften(const Attention& call, const Unit& unit, const Tile<T>& tile, const Scratch& scratch,
                    float* max, Vec* sums, Ahead<T>& ahead, float* fade) {
     const float scale = call.scale * LOG2_E;
-    const int lanes = unit.head_lanes(), asked = ahead.left() / (3 * lanes);  // its share of the time left
+    const int lanes = unit.head_lanes();
+    const int asked = ahead.left() / (3 * lanes);  // its share of the time left
     for (int lane = 0, row = 0; row < unit.rows; ++row) {
         const std::int64_t at = unit.first_row + row;
         const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
@@ -134,7 +136,8 @@ void flash(const Attention& call, const Unit& unit, const Scratch& scratch, cons
     for (std::int64_t i = 0; i < static_cast<std::int64_t>(unit.lanes()) * width; ++i) {
         partial.out[i] = 0.0f;
     }
-    for (int lane = 0; lane < unit.lanes(); ++lane) partial.max[lane] = MINUS_INFINITY, sums[lane] = Vec{};
+    for (int lane = 0; lane < unit.lanes(); ++lane)
+        partial.max[lane] = MINUS_INFINITY, sums[lane] = Vec{};
     for (int head = 0; head < unit.kv_heads; ++head)
         Math::load_query(call, unit, head * lanes, scratch_of(call, unit, head, scratch));
 

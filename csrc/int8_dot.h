@@ -1,9 +1,10 @@
-// Attention of bf16 queries over int8: scores as `Bf16Dot` makes them, exact up to float32, and values by
-// AVX-512's dot products of bytes, which sum in int32 and take codes as they are. For files compiled for
-// AVX-512-VNNI, BF16 and VBMI alone.
+// Attention of bf16 queries over int8: scores as `Bf16Dot` makes them, exact up to float32, and values
+// by AVX-512's dot products of bytes, which sum in int32 and take codes as they are. For files compiled
+// for AVX-512-VNNI, BF16 and VBMI alone.
 //
 // Weights are whole numbers, of which the largest of a lane is 65535: each is within 2^-17 of its lane's
-// largest in the tile, where a bf16 would be within 2^-9 of itself. Some numbers of lanes are `Int8Group`'s.
+// largest in the tile, where a bf16 would be within 2^-9 of itself. Most numbers of lanes are
+// `Int8Few`'s and `Int8Group`'s.
 //
 // Knows no scales below zero.
 #pragma once
@@ -14,6 +15,7 @@
 #include "bf16_dot.h"
 #include "cells.h"
 #include "flash.h"
+#include "int8_few.h"
 #include "int8_group.h"
 #include "int8_sum.h"
 
@@ -22,11 +24,28 @@ namespace {
 
 class Int8Dot : public Bf16Dot<CodeCells<I8>> {
 public:
-    using Group = Int8Group;
+    // Those that take most numbers of lanes from scores to sums.
+    struct Group {
+        static bool takes(const Attention& call, int lanes) {
+            return Int8Few::takes(call, lanes) || Int8Group::takes(call, lanes);
+        }
+
+        static void load_query(const Attention& call, const Unit& unit, int first,
+                               const Scratch& scratch) {
+            const bool few = Int8Few::takes(call, unit.head_lanes());
+            (few ? Int8Few::load_query : Int8Group::load_query)(call, unit, first, scratch);
+        }
+
+        static void take(const Attention& call, const Unit& unit, const Tile<I8>& tile, Ahead<I8>& ahead,
+                         const Scratch& scratch, const Partial& partial, Vec* sums) {
+            const bool few = Int8Few::takes(call, unit.head_lanes());
+            (few ? Int8Few::take : Int8Group::take)(call, unit, tile, ahead, scratch, partial, sums);
+        }
+    };
 
     static void load_query(const Attention& call, const Unit& unit, int first, const Scratch& scratch) {
-        const auto load = Group::takes(call, unit.head_lanes()) ? Group::load_query : Bf16Dot::load_query;
-        load(call, unit, first, scratch);
+        const bool grouped = Group::takes(call, unit.head_lanes());
+        (grouped ? Group::load_query : Bf16Dot::load_query)(call, unit, first, scratch);
     }
 
     static Vec weigh(const Tile<I8>& tile, const Scratch& scratch, int lane, float scale, float max) {

@@ -18,6 +18,7 @@
 #include "bf16.h"
 #include "bf16_wide.h"
 #include "flash.h"
+#include "group_softmax.h"
 #include "int8_sum.h"
 
 namespace kvspan {
@@ -53,19 +54,23 @@ public:
                 score(lanes - lane, asked, lane, packed_at(scratch, asked, key), scratch.scores + key);
         }
         for (int i = 0; i < *asked.num_rest; ++i) add_rest(asked.rest[i], scratch, asked);
-        alignas(64) float most[WIDE][WIDE], fade[WIDE];
-        settle(call, unit, tile, scratch, most);
-        const Softening softening = soften(call, lanes, asked, most, partial.max, fade);
+        alignas(64) float most[WIDE][WIDE], fade[WIDE], anchor[WIDE], scales[WIDE];
+        settle_group(call, unit, tile, scratch, most);
+        const __m512 scale = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), _mm512_set1_ps(call.scale * LOG2_E));
+        _mm512_store_ps(scales, scale);
+        raise_group(lanes, scale, most, partial.max, fade, anchor);
         for (int lane = 0; lane < lanes; lane += SUMMED) {
             const int here = lanes - lane < SUMMED ? lanes - lane : SUMMED;
             for (int i = lane; i < lane + here; ++i)
-                weigh(tile, i, softening, scratch, fade[i], sums[i]);
+                sums[i] = sums[i] * fade[i] + weigh(tile, i, scales[i], anchor[i], scratch);
             ByteSum::run(call, lane, here, tile, ahead, scratch, fade, partial.out);
         }
     }
 
 private:
-    static constexpr int LEAST = 5;        // for fewer it is within 4% of what `Int8Dot` does
+    friend class Int8Few;  // which splits queries in the same units
+
+    static constexpr int LEAST = 5;        // fewer are `Int8Few`'s
     static constexpr int MOST_DIMS = 512;  // whose sums are below 2^31
     static constexpr int BLOCK = 8;        // lanes whose scores are summed together, and
     static constexpr int SUMMED = 3;       // whose values are
@@ -200,111 +205,20 @@ private:
         }
     }
 
-    // Multiplies scores by the keys' scales, and hides keys that a lane does not see; most[lane] has the
-    // largest of each vector, up to a multiple of 8 lanes.
-    static void settle(const Attention& call, const Unit& unit, const Tile<I8>& tile, const Scratch& scratch,
-                       float (*most)[WIDE]) {
-        const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
-        __m512 units[4];
-        for (int v = 0; v < 4; ++v) units[v] = _mm512_load_ps(tile.key_scales[0] + WIDE * v);
-        int lane = 0;
-        for (int row = 0; row < unit.rows; ++row) {
-            const std::int64_t at = unit.first_row + row;
-            const std::uint64_t seen = tile.seen & visible(call.first[at], call.last[at], tile.first);
-            for (int head = 0; head < unit.heads; ++head, ++lane) {
-                __m512 max = nothing;
-#pragma GCC unroll 4
-                for (int v = 0; v < 4; ++v) {
-                    float* scores = scratch.scores + lane * TILE_KEYS + WIDE * v;
-                    const auto here = static_cast<__mmask16>(seen >> (WIDE * v));
-                    const __m512 score = _mm512_mask_mul_ps(nothing, here, _mm512_load_ps(scores), units[v]);
-                    _mm512_store_ps(scores, score);
-                    max = _mm512_max_ps(score, max);
-                }
-                _mm512_store_ps(most[lane], max);
-            }
-        }
-        for (; lane % 8; ++lane) _mm512_store_ps(most[lane], nothing);
-    }
-
-    // How scores of a tile become weights. Exponents are counted from a lane's largest score in the tile, so
-    // that the largest weight is 1 and no other is looked for; what that is beside other tiles' is `factor`.
-    struct Softening {
-        alignas(64) float most[WIDE], scale[WIDE], factor[WIDE];
-    };
-
-    static KVSPAN_INLINE Softening soften(const Attention& call, int lanes, const Asked& asked,
-                                          const float (*most)[WIDE], float* max, float* fade) {
-        const __mmask16 there = static_cast<__mmask16>((1u << lanes) - 1);
-        const __m512 nothing = _mm512_set1_ps(MINUS_INFINITY);
-        const __m512 whole = _mm512_set1_ps(call.scale * LOG2_E);
-        const __m512 scales = _mm512_mul_ps(_mm512_loadu_ps(asked.unit), whole);
-        const __m512 largest_here = largest_of(lanes, most), here = _mm512_mul_ps(largest_here, scales);
-        const __m512 before = _mm512_mask_loadu_ps(nothing, there, max);
-        const __m512 after = _mm512_max_ps(before, here), anchor = finite(after);  // NaN if `here` is
-        const __m512 factors = exp2_from(_mm512_sub_ps(here, anchor));
-        _mm512_mask_storeu_ps(max, there, after);
-        _mm512_store_ps(fade, exp2_from(_mm512_sub_ps(before, anchor)));
-        Softening it;
-        _mm512_store_ps(it.most, finite(largest_here));
-        _mm512_store_ps(it.scale, scales);
-        _mm512_store_ps(it.factor, factors);
-        return it;
-    }
-
-    static KVSPAN_INLINE void weigh(const Tile<I8>& tile, int lane, const Softening& it,
-                                    const Scratch& scratch, float fade, Vec& sum) {
+    static KVSPAN_INLINE Vec weigh(const Tile<I8>& tile, int lane, float scale, float anchor,
+                                   const Scratch& scratch) {
         const float* scores = scratch.scores + lane * TILE_KEYS;
         __m512 weights[4], total = _mm512_setzero_ps();
 #pragma GCC unroll 4
         for (int v = 0; v < 4; ++v) {
-            const __m512 score = _mm512_load_ps(scores + WIDE * v);  // less their product might be above 0
-            const __m512 below = _mm512_sub_ps(score, _mm512_set1_ps(it.most[lane]));
-            const __m512 weight = exp2_from(_mm512_mul_ps(below, _mm512_set1_ps(it.scale[lane])));
+            const __m512 below = _mm512_fmsub_ps(_mm512_load_ps(scores + WIDE * v), _mm512_set1_ps(scale),
+                                                 _mm512_set1_ps(anchor));
+            const __m512 weight = exp2_of(below);
             total = _mm512_add_ps(total, weight);
             weights[v] = _mm512_mul_ps(weight, _mm512_load_ps(tile.value_scales + WIDE * v));
         }
-        ByteWeights::put(weights, it.factor[lane], scratch.weights + lane * TILE_KEYS);
-        sum = sum * fade + (Vec)total * it.factor[lane];
-    }
-
-    static __m512 finite(__m512 x) {
-        const __mmask16 none = _mm512_cmp_ps_mask(x, _mm512_set1_ps(MINUS_INFINITY), _CMP_EQ_OQ);
-        return _mm512_mask_mov_ps(x, none, _mm512_setzero_ps());
-    }
-
-    // Lane i of the result is the largest of most[i], for all lanes that there are.
-    static KVSPAN_INLINE __m512 largest_of(int lanes, const float (*most)[WIDE]) {
-        const __m512 first = halves_of(most), second = lanes > WIDE / 2 ? halves_of(most + WIDE / 2) : first;
-        return _mm512_shuffle_f32x4(first, second, 0x88);
-    }
-
-    // Of eight vectors: quarters 0 and 2 of the result have the largest of four each.
-    static KVSPAN_INLINE __m512 halves_of(const float (*most)[WIDE]) {
-        __m512 a[4], b[2];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const __m512 low = _mm512_load_ps(most[i]), high = _mm512_load_ps(most[i + 4]);
-            a[i] = _mm512_max_ps(_mm512_shuffle_f32x4(low, high, 0x44),
-                                 _mm512_shuffle_f32x4(low, high, 0xee));
-        }
-#pragma GCC unroll 2
-        for (int i = 0; i < 2; ++i)
-            b[i] = _mm512_max_ps(_mm512_unpacklo_ps(a[i], a[i + 2]), _mm512_unpackhi_ps(a[i], a[i + 2]));
-        const __m512 c = _mm512_max_ps(_mm512_unpacklo_ps(b[0], b[1]), _mm512_unpackhi_ps(b[0], b[1]));
-        return _mm512_max_ps(c, _mm512_shuffle_f32x4(c, c, 0xb1));
-    }
-
-    // 2^x for x <= 0, to 2 ulp, and 1 of 0.
-    static KVSPAN_INLINE __m512 exp2_from(__m512 x) {
-        const __m512 f = _mm512_reduce_ps(x, 9);  // x - floor(x)
-        __m512 y = _mm512_set1_ps(1.86713168e-3f);  // the polynomial with the least error there: 1.4e-7
-        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(9.01702698e-3f));
-        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(5.57999164e-2f));
-        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(2.40164444e-1f));
-        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(6.93151295e-1f));
-        y = _mm512_fmadd_ps(y, f, _mm512_set1_ps(1.0f));
-        return _mm512_scalef_ps(y, x);
+        ByteWeights::put(weights, 1.0f, scratch.weights + lane * TILE_KEYS);
+        return (Vec)total;
     }
 };
 

@@ -1,8 +1,8 @@
-// Sums of int8 values times weights by AVX-512's dot products of bytes, which sum in int32 and take codes as
-// they are. For files compiled for AVX-512-VNNI and VBMI alone.
+// Sums of int8 values times weights by AVX-512's dot products of bytes, which sum in int32 and take
+// codes as they are. For files compiled for AVX-512-VNNI and VBMI alone.
 //
-// A tile's weights become whole numbers up to 65535, and those two terms of 8 bits; sums over the high terms,
-// times 256, and over the low ones are exact together.
+// A tile's weights become whole numbers up to 65535, and those two terms of 8 bits; sums over the high
+// terms, times 256, and over the low ones are exact together.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 namespace kvspan {
 namespace {
 
-// sum += a . b by fours, of a from 0 to 255 and b with a sign. Where it is asked for by its intrinsic, gcc 12
-// copies the sums to and fro.
+// sum += a . b by fours, of a from 0 to 255 and b with a sign. Where it is asked for by its intrinsic,
+// gcc 12 copies the sums to and fro.
 KVSPAN_INLINE void dot_bytes(__m512i& sum, __m512i a, __m512i b) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
 }
@@ -23,8 +23,8 @@ KVSPAN_INLINE void dot_bytes(__m512i& sum, __m512i a, const std::int32_t* b) {
     asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(a), "m"(*b));
 }
 
-// A lane's weights in a tile: words of four keys' low terms, then of high ones, then what whole numbers are
-// multiplied by.
+// A lane's weights in a tile: words of four keys' low terms, then of high ones, then what whole numbers
+// are multiplied by.
 struct ByteWeights {
     static constexpr int LOWS = 16, UNIT_AT = 32;
 
@@ -39,11 +39,16 @@ struct ByteWeights {
 
     // Weights over their largest, times 65535, in two terms: each is within 2^-17 of that largest.
     static KVSPAN_INLINE void put(const __m512 (&weights)[4], float factor, float* to) {
-        static constexpr Bytes64 LOWS_THEN_HIGHS;
         __m512i most = _mm512_setzero_si512();  // as bits, of which those of NaN are the largest
         for (int i = 0; i < 4; ++i) most = _mm512_max_epi32(most, (__m512i)weights[i]);
         const float largest = __builtin_bit_cast(float, _mm512_reduce_max_epi32(most));
-        const __m512 inverse = _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f));
+        pack(weights, _mm512_set1_ps(65535.0f / (largest > 1e-30f ? largest : 1e-30f)), to);
+        to[UNIT_AT] = factor * largest / 65535.0f;
+    }
+
+    // The words of weights times `inverse`.
+    static KVSPAN_INLINE void pack(const __m512 (&weights)[4], __m512 inverse, float* to) {
+        static constexpr Bytes64 LOWS_THEN_HIGHS;
         __m512i whole[4];
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) whole[i] = _mm512_cvtps_epi32(_mm512_mul_ps(weights[i], inverse));
@@ -53,7 +58,6 @@ struct ByteWeights {
             terms[i] = _mm512_permutex2var_epi8(whole[2 * i], order, whole[2 * i + 1]);
         _mm512_store_si512(to, _mm512_shuffle_i64x2(terms[0], terms[1], 0xee));
         _mm512_store_si512(to + LOWS, _mm512_shuffle_i64x2(terms[0], terms[1], 0x44));
-        to[UNIT_AT] = factor * largest / 65535.0f;
     }
 };
 
@@ -61,8 +65,8 @@ class ByteSum {
 public:
     static constexpr int CHUNK = 64;  // dims of a vector of codes
 
-    // out[lane] = out[lane] * fade[lane] + the sum over a tile's keys of weight times value, of `lanes` lanes
-    // from `first` on.
+    // out[lane] = out[lane] * fade[lane] + the sum over a tile's keys of weight times value, of `lanes`
+    // lanes from `first` on.
     static void run(const Attention& call, int first, int lanes, const Tile<I8>& tile, Ahead<I8>& ahead,
                     const Scratch& scratch, const float* fade, float* out) {
         const int width = padded(call.value_dim);
@@ -130,8 +134,8 @@ private:
         float* out;
     };
 
-    // N lanes' sums over V vectors of a chunk's dims: all, or those of one HALF of each 16. Four keys of a
-    // dim lie side by side, dims in the order that `restore` undoes.
+    // N lanes' sums over V vectors of a chunk's dims: all, or those of one HALF of each 16. Four keys of
+    // a dim lie side by side, dims in the order that `restore` undoes.
     template <int N, int V, int HALF>
     KVSPAN_APART static void add(const Tile<I8>& tile, const Sum& sum, Ahead<I8>& ahead) {
         const int keys = tile.count, d = sum.d;

@@ -1,6 +1,7 @@
 #include "bf16_dot.h"
 #include "bf16_linear.h"
 #include "bf16_many.h"
+#include "e4m3_group.h"
 #include "generic.h"
 #include "generic_heads.h"
 #include "generic_rows.h"
@@ -20,7 +21,7 @@ Kernel avx512_kernel(Dtype dtype, Dtype stored) {
         case Dtype::i8:
             return flash<Int8Dot>;
         case Dtype::e4m3:
-            return flash<Bf16Dot<CodeCells<E4m3>>>;
+            return flash<E4m3Dot>;
         default:
             return attend_bf16;
     }

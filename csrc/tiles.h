@@ -1,5 +1,5 @@
-// Where the keys and values of a unit lie, tile by tile, and what is asked for ahead of their use. Knows no
-// arithmetic but that of scales, which become floats here.
+// Where the keys and values of a unit lie, tile by tile, and what is asked for ahead of their use. Knows
+// no arithmetic but that of scales, which become floats here.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +10,16 @@
 namespace kvspan {
 namespace {
 
-constexpr int STEPS_AHEAD = 2;  // from a request for rows to their use: memory that all cores ask is late
 constexpr int EIGHT = 8;        // rows that are listed at a time
 
 // Elements that need a scale.
 template <class T>
 constexpr bool IS_CODE = sizeof(T) == 1;
+
+// From a request for rows to their use: memory that all cores ask is late. Codes are as many bytes ahead
+// as other elements.
+template <class T>
+constexpr int STEPS_AHEAD = IS_CODE<T> ? 4 : 2;
 
 // Slots of a block, side by side, that hold keys from a tile's `place`-th on.
 struct Run {
@@ -39,14 +43,15 @@ struct Tile {
 };
 
 // The rows of memory that a later tile reads, asked for a few at a time while this one is worked on: at
-// an even pace, for a processor has only so many requests under way, and waits when there are more. And lines
-// that are read after the call, for who has time to ask for them, see `Soon`.
+// an even pace, for a processor has only so many requests under way, and waits when there are more. And
+// lines that are read after the call, for who has time to ask for them, see `Soon`.
 template <class T>
 class Ahead {
 public:
     Ahead(const Attention& call, const Tile<T>& next, const Memory& soon) {
         if (next.seen == 0) return;
-        const bool within = next.values[0] >= next.keys[0] && next.values[0] < next.keys[0] + call.head_dim;
+        const T *key = next.keys[0], *value = next.values[0];
+        const bool within = value >= key && value < key + call.head_dim;
         rows_ = next.keys, dims_ = call.head_dim, left_ = TILE_KEYS;
         if (!within) then_ = next.values, then_dims_ = call.value_dim;
         if (!within) return;  // keys and values apart are read for as long as they are multiplied
@@ -162,7 +167,8 @@ inline void load_scales(const Attention& call, int kv_head, Tile<T>& tile) {
         const std::uint16_t* key = scales_at(call.keys.scales, kv_head, run.block, run.slot);
         const std::uint16_t* value = scales_at(call.values.scales, kv_head, run.block, run.slot);
         for (int part = 0; part < parts; ++part)
-            widen(key + part, call.keys.scales.slot_stride, run.count, tile.key_scales[part] + run.place);
+            widen(key + part, call.keys.scales.slot_stride, run.count,
+                  tile.key_scales[part] + run.place);
         widen(value, call.values.scales.slot_stride, run.count, tile.value_scales + run.place);
     }
     for (int part = 0; part < parts; ++part) fill_gaps(tile.seen, tile.key_scales[part]);
@@ -206,12 +212,14 @@ inline void locate(const Attention& call, const Unit& unit, std::int64_t first, 
     if (tile.seen == 0) return;
     tile.count = 64 - __builtin_clzll(tile.seen);
     const T* keys = static_cast<const T*>(call.keys.data) + unit.first_kv_head * call.keys.head_stride;
-    const T* values = static_cast<const T*>(call.values.data) + unit.first_kv_head * call.values.head_stride;
+    const T* values =
+        static_cast<const T*>(call.values.data) + unit.first_kv_head * call.values.head_stride;
     find_runs(call, unit, tile);
     for (int r = 0; r < tile.num_runs; ++r) {
         const Run& run = tile.runs[r];
         const T* key = keys + run.block * call.keys.block_stride + run.slot * call.keys.slot_stride;
-        const T* value = values + run.block * call.values.block_stride + run.slot * call.values.slot_stride;
+        const T* value =
+            values + run.block * call.values.block_stride + run.slot * call.values.slot_stride;
         list_rows(key, call.keys.slot_stride, run.count, tile.keys + run.place);
         list_rows(value, call.values.slot_stride, run.count, tile.values + run.place);
     }
@@ -250,7 +258,7 @@ public:
     Tiles(const Attention& call, const Unit& unit) : call_(call), unit_(unit) {
         last_ = {unit.first_key / TILE_KEYS * TILE_KEYS, 0};
         for (auto& tile : tiles_) tile.seen = 0;
-        for (int i = 0; i < STEPS_AHEAD; ++i) prepare();
+        for (int i = 0; i < STEPS_AHEAD<T>; ++i) prepare();
     }
 
     // Goes on by a step.
@@ -265,7 +273,7 @@ public:
     const Tile<T>& later() const { return tiles_[newest_]; }
 
 private:
-    static int after(int i) { return i == STEPS_AHEAD ? 0 : i + 1; }
+    static int after(int i) { return i == STEPS_AHEAD<T> ? 0 : i + 1; }
 
     void prepare() {
         const Tile<T>& before = tiles_[newest_];
@@ -278,9 +286,9 @@ private:
 
     const Attention& call_;
     const Unit& unit_;
-    Tile<T> tiles_[STEPS_AHEAD + 1];
+    Tile<T> tiles_[STEPS_AHEAD<T> + 1];
     Step last_;  // the next to be prepared
-    int present_ = STEPS_AHEAD, newest_ = STEPS_AHEAD;
+    int present_ = STEPS_AHEAD<T>, newest_ = STEPS_AHEAD<T>;
 };
 
 }  // namespace

@@ -232,9 +232,9 @@ inline bool any_above(Vec v, float x) {
 #endif
 }
 
-// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf.
+// 2^x for x <= 0, to 2 ulp; 0 below the smallest normal number, and for -inf; NaN stays what it is.
 inline Vec exp2(Vec x) {
-    const Vec clamped = larger(x, splat(-126.0f));
+    const Vec clamped = larger(splat(-126.0f), x);  // the second, if it is not a number
     const Vec shifted = clamped + 0x1.8p23f;        // rounds to a whole number, which fills the low bits
     const Vec f = clamped - (shifted - 0x1.8p23f);  // in [-1/2, 1/2]
     Vec y = splat(1.3276414e-3f);  // the polynomial with the least relative error there: 7.5e-8
@@ -244,7 +244,7 @@ inline Vec exp2(Vec x) {
     y = y * f + 6.9314694e-1f;
     y = y * f + 1.00000012f;
     const Words scaled = as_words(y) + (as_words(shifted) << 23);
-    return x >= -126.0f ? as_floats(scaled) : Vec{};
+    return x < -126.0f ? Vec{} : as_floats(scaled);
 }
 
 // x / (1 + e^-x).

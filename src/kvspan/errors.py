@@ -82,3 +82,9 @@ class EngineDeadError(KvspanError, RuntimeError):
 
 class LateError(EngineDeadError):
     """Ranks that nobody has stopped have not answered within `--step-timeout`: it may be too short."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, for a sentence that names it: without number and path."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(said.split()).rstrip(".")

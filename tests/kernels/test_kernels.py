@@ -33,6 +33,27 @@ def test_kernel_equals_reference(name: str, case: AttentionCase, device: str) ->
     assert_within(lse.cpu(), wanted_lse, "lse", case.dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("name", [k for k in KERNELS if "reference" not in k])
+def test_no_kernel_loses_a_query_that_is_not_a_number(
+    name: str, value: float, dtype: torch.dtype
+) -> None:
+    kernel = load_kernel(name)
+    case = next(c for c in CASES if c.dtype == dtype and c.name == "mixed" and not c.latent)
+    if reason := kernel.capabilities.refuse(case.need):
+        pytest.skip(reason)
+    query, *rest = case.inputs()
+    index = rest[2]
+    row = int((index.last - index.first).argmax())
+    query[row, 0, 0] = value
+    out, lse = kernel(query, *rest)
+    wanted, _ = ReferenceKernel()(query, *rest)
+    assert wanted.isnan().all(-1).nonzero().tolist() == [[row, 0]]
+    assert torch.equal(out.isnan(), wanted.isnan())
+    assert (lse == torch.finfo(torch.float32).max).nonzero().tolist() == [[row, 0]]
+
+
 @pytest.mark.parametrize(
     "case",
     [

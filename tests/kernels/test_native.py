@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from kvspan.attention.backends.cpu import NativeKernel
 from kvspan.attention.backends.reference import ReferenceKernel
 from kvspan.attention.contract import Cached, KeyIndex
+from kvspan.attention.merge import merge_shards
 from kvspan.attention.scaled import LIMITS, Scaled
 from kvspan.config.environment import CPU_ISA, CPU_ISAS
 from kvspan.native import NativePath, native_path
@@ -24,6 +25,7 @@ from kvspan.testing.cases import DTYPES, AttentionCase, SequenceRows, attention_
 from kvspan.testing.tolerance import assert_within
 
 Inputs = tuple[torch.Tensor, Cached, Cached, KeyIndex, float]
+Partial = tuple[torch.Tensor, torch.Tensor]
 WITHOUT = NativePath(None, "the native extension cannot be imported (it was not built)")
 
 
@@ -212,6 +214,80 @@ def test_no_unseen_slot_between_windows_is_read(kernel: NativeKernel, times: int
     assert_within(lse, wanted[1], "lse", torch.float32)
 
 
+def assert_spoilt(kernel: NativeKernel, before: Partial, inputs: Inputs, touched: torch.Tensor) -> None:
+    """What is NaN for the reference is NaN, and nothing changes but in the rows and heads `touched`."""
+    out, lse = kernel(*inputs)
+    wanted, wanted_lse = ReferenceKernel()(*inputs)
+    bad = wanted.isnan().all(-1)
+    assert torch.equal(out.isnan(), bad[..., None].expand_as(out))
+    assert torch.equal(lse == torch.finfo(torch.float32).max, bad)
+    assert torch.equal(lse[bad], wanted_lse[bad])
+    assert all(torch.equal(a[~touched], b[~touched]) for a, b in zip(before, (out, lse), strict=True))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
+@pytest.mark.parametrize("case", [*attention_cases(), *coded_cases()][::4], ids=str)
+def test_a_query_that_is_not_a_number_spoils_its_row_alone(
+    kernel: NativeKernel, case: AttentionCase, value: float
+) -> None:
+    query, keys, values, index, scale = case.inputs()
+    sees = torch.from_numpy(index.last > index.first)
+    if not sees.any():
+        pytest.skip("no row sees a key")
+    before = kernel(query, keys, values, index, scale)
+    row, head, dim = int(sees.nonzero()[-1]), query.shape[1] - 1, query.shape[2] // 2
+    query[row, head, dim] = value
+    touched = torch.zeros(query.shape[:2], dtype=torch.bool)
+    touched[row, head] = True
+    assert_spoilt(kernel, before, (query, keys, values, index, scale), touched)
+
+
+@pytest.mark.parametrize("case", [*attention_cases()][::4], ids=str)
+def test_a_key_that_is_not_a_number_spoils_the_rows_that_see_it(
+    kernel: NativeKernel, case: AttentionCase
+) -> None:
+    query, keys, values, index, scale = case.inputs()
+    seen = [(rows, table) for rows, table in index.sequences() if index.last[rows].max(initial=0) > 0]
+    if not seen:
+        pytest.skip("no row sees a key")
+    before = kernel(query, keys, values, index, scale)
+    rows, table = seen[-1]
+    token = int(index.last[rows].max()) - 1
+    assert isinstance(keys, torch.Tensor)
+    keys[table[token // keys.shape[2]], 0, token % keys.shape[2], -1] = torch.nan  # of no value
+    touched = torch.zeros(query.shape[:2], dtype=torch.bool)
+    touched[rows, : query.shape[1] // keys.shape[1]] = torch.from_numpy(index.last[rows] > token)[
+        :, None
+    ]
+    assert_spoilt(kernel, before, (query, keys, values, index, scale), touched)
+
+
+@pytest.mark.parametrize("codes", [None, *LIMITS], ids=str)
+@pytest.mark.parametrize("num_rows", [1, 24])
+def test_long_contexts_over_threads_keep_what_is_not_a_number(
+    kernel: NativeKernel, threads: int, codes: torch.dtype | None, num_rows: int
+) -> None:
+    last = tuple(range(2000 - num_rows, 2000))
+    rows = SequenceRows((0,) * num_rows, last)
+    case = replace(decode_case(), heads=(12, 2), codes=codes, sequences=(rows,))
+    query, keys, values, index, scale = case.inputs()
+    before = kernel(query, keys, values, index, scale)
+    query[0, 7, 3] = torch.nan
+    touched = torch.zeros(query.shape[:2], dtype=torch.bool)
+    touched[0, 7] = True
+    assert_spoilt(kernel, before, (query, keys, values, index, scale), touched)
+
+
+def test_shards_that_are_not_numbers_are_not_lost_when_they_are_merged(kernel: NativeKernel) -> None:
+    query, keys, values, index, scale = decode_case(100).inputs()
+    well = kernel(query, keys, values, index, scale)
+    query[0, 1, 3] = torch.nan
+    ill = kernel(query, keys, values, index, scale)
+    for shards in ((ill, ill), (ill, well), (well, ill)):
+        out, _ = merge_shards(*(torch.stack(parts) for parts in zip(*shards, strict=True)))
+        assert out.isnan().all(-1).nonzero().tolist() == [[0, 1]]
+
+
 def test_queries_and_caches_need_not_be_contiguous(kernel: NativeKernel) -> None:
     query, keys, values, index, scale = decode_case(100, 30).inputs()
     wanted = kernel(query, keys, values, index, scale)
@@ -232,7 +308,7 @@ def test_scores_far_apart_neither_overflow_nor_vanish(kernel: NativeKernel) -> N
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 5, 8, 11, 16])
 def test_no_element_of_a_query_is_lost_beside_a_large_one(
     kernel: NativeKernel, codes: torch.dtype, lanes: int
 ) -> None:
@@ -251,7 +327,7 @@ def test_no_element_of_a_query_is_lost_beside_a_large_one(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("lanes", [1, 5, 8, 11, 16])
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 5, 8, 11, 16])
 def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
     kernel: NativeKernel, codes: torch.dtype, lanes: int
 ) -> None:
@@ -265,7 +341,7 @@ def test_scores_of_codes_far_apart_neither_overflow_nor_vanish(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 16])
 def test_values_far_apart_do_not_blur_one_another(
     kernel: NativeKernel, codes: torch.dtype, heads: int
 ) -> None:
@@ -289,7 +365,7 @@ def test_values_far_apart_do_not_blur_one_another(
 
 
 @pytest.mark.parametrize("codes", LIMITS, ids=str)
-@pytest.mark.parametrize("heads", [1, 4, 5, 8, 16])
+@pytest.mark.parametrize("heads", [1, 2, 4, 5, 8, 16])
 def test_a_query_that_overflowed_does_not_pass_for_one_that_sees_nothing(
     kernel: NativeKernel, codes: torch.dtype, heads: int
 ) -> None:
@@ -326,6 +402,22 @@ def test_a_long_context_equals_float64(
     wanted, wanted_lse = ReferenceKernel()(query.double(), keys.double(), values.double(), index, scale)
     assert_within(out, wanted, "attention", dtype)
     torch.testing.assert_close(lse, wanted_lse.float(), atol=2e-5, rtol=0.0)  # a sum does not drift
+
+
+@pytest.mark.parametrize("codes", [None, *LIMITS], ids=str)
+def test_sums_of_many_heads_do_not_drift_over_many_tiles(
+    kernel: NativeKernel, codes: torch.dtype | None
+) -> None:
+    """256 tiles: what steady sums are multiplied by between them is 1, and not nearly so."""
+    rows = SequenceRows((0,), (16_384,))
+    case = replace(decode_case(), heads=(16, 2), sequences=(rows,), codes=codes)
+    query, keys, values, index, scale = case.inputs()
+    exact = [
+        replace(x, dtype=torch.float64) if isinstance(x, Scaled) else x.double() for x in (keys, values)
+    ]
+    _, lse = kernel(query, keys, values, index, scale)
+    _, wanted = ReferenceKernel()(query.double(), *exact, index, scale)
+    assert_within(lse, wanted, "lse", torch.float32)
 
 
 def test_flat_tables_are_made_once() -> None:

@@ -18,7 +18,7 @@ from kvspan.models.base import Batch
 from kvspan.step import Step
 from kvspan.testing.forward import ForwardCase, forward
 from kvspan.topology import Span, Topology
-from kvspan.worker.share import Shares
+from kvspan.worker.share import FEW_ROWS, Shares
 from kvspan.worker.worker import Worker
 from tests.layouts.engines import engine, generate
 from tests.layouts.forwards import assert_same, write_models
@@ -61,11 +61,20 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_models({name for _, name in RANKS}, tmp_path_factory)
 
 
-@pytest.mark.parametrize("exchange", ["a2a", "ag_rs"])
+@pytest.mark.parametrize(
+    ("exchange", "few_rows"),
+    [("a2a", NO_TEAM), ("a2a", FEW_ROWS), ("ag_rs", FEW_ROWS)],
+    ids=["a2a", "a2a-all-travel", "ag_rs-all-travel"],
+)
 @pytest.mark.parametrize("chunk", [10_000, 17, 49])
 @pytest.mark.parametrize(("sizes", "name"), RANKS, ids=lambda value: str(value).replace(" ", ""))
 def test_keys_at_random_ranks_give_one_ranks_logits(
-    sizes: tuple[int, int], name: str, chunk: int, exchange: str, checkpoints: dict[str, Path]
+    sizes: tuple[int, int],
+    name: str,
+    chunk: int,
+    exchange: str,
+    few_rows: Span,
+    checkpoints: dict[str, Path],
 ) -> None:
     """Runs of blocks on one pool and another: sequences at home for a while, spread from then on."""
     if exchange == "ag_rs" and name == "deepseek-v2-groups":
@@ -79,6 +88,7 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
         random_pools=True,
         chunk=chunk,
         exchange=exchange,
+        few_rows=few_rows,
     )
     checkpoint = resolve(str(checkpoints[name]))
     result = forward(checkpoint, sequences, case)
@@ -91,19 +101,20 @@ def test_keys_at_random_ranks_give_one_ranks_logits(
 
 
 @pytest.mark.parametrize("chunk", [10_000, 17])
-@pytest.mark.parametrize("alone_tokens", [10_000, 10])
+@pytest.mark.parametrize("meet_tokens", [10_000, 10])
 @pytest.mark.parametrize("team_rows", [NO_TEAM, Span(1, 10_000)], ids=["alone", "team"])
 @pytest.mark.parametrize("name", ["llama-gqa-9x3", "deepseek-v2-lite"])
 def test_prompts_of_a_home_that_coordinates_share_give_one_ranks_logits(
-    name: str, team_rows: Span, alone_tokens: int, chunk: int, checkpoints: dict[str, Path]
+    name: str, team_rows: Span, meet_tokens: int, chunk: int, checkpoints: dict[str, Path]
 ) -> None:
     """Where others are spread, and where they meet for the prompt's sake; its keys stay at the home."""
     sequences = [tokens(n, seed=i) for i, n in enumerate(LENGTHS)]
     case = ForwardCase(
         topology=Topology(pcp_size=2, dcp_size=2),
         random_pools=True,
-        alone_tokens=alone_tokens,
+        meet_tokens=meet_tokens,
         team_rows=team_rows,
+        few_rows=team_rows,
         least_tokens_to_split=4,
         chunk=chunk,
     )

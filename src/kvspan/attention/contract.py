@@ -158,9 +158,17 @@ class Kernel(Protocol):
 
         Returns:
             out [R, H, Dv] in the query's dtype, normalised over the keys seen here, and lse [R, H]
-            float32, natural log; (0, -inf) for a row that sees no key here.
+            float32, natural log; (0, -inf) for a row that sees no key here. A row with a score that
+            is NaN or infinite gets NaN, and the largest float32 for its LSE: merging takes one that is
+            not finite for that of no key.
         """
         ...
+
+
+def mergeable(lse: Tensor) -> Tensor:
+    """An LSE of scores that may be NaN or infinite as a kernel answers it: merging loses none."""
+    largest = torch.finfo(lse.dtype).max
+    return lse.nan_to_num(largest, posinf=largest, neginf=-torch.inf)
 
 
 def written_out(keys: Cached, values: Cached, index: KeyIndex) -> tuple[Tensor, Tensor, KeyIndex]:

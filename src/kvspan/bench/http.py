@@ -229,8 +229,17 @@ async def first_model(client: httpx.AsyncClient, root: str) -> str:
         answer = await client.get(url)
         answer.raise_for_status()
         return str(msgspec.json.decode(answer.content)["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ConfigError(f"--url: {url} does not answer: {error}.") from None
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        OverflowError,
+        ExceptionGroup,
+    ) as error:  # ports over 65535
+        why = str(error.exceptions[0] if isinstance(error, ExceptionGroup) else error).rstrip(".")
+        raise ConfigError(
+            f"--url: {url} does not answer: {why}. A server that runs is meant, like "
+            "http://localhost:8000."
+        ) from None
     except (msgspec.DecodeError, LookupError, TypeError):
         raise ConfigError(f"--url: {url} lists no model; name one with --served-model-name.") from None
 

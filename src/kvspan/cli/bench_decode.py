@@ -1,23 +1,21 @@
 """`kvspan bench decode`: steady-state decoding, in as many layouts as are to be compared."""
 
 import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from kvspan.bench.contender import Case
 from kvspan.bench.decode import Decoded, Plan, measure
+from kvspan.cli.bounds import refuse_below
 from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.config.cores import num_cores
 from kvspan.config.engine import EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
-from kvspan.report.page import check_places, write_text
 
 _WIDTH = 110
 """Columns that the table needs, whatever a pipe is taken to have."""
@@ -40,36 +38,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=32, help="that count, in a round (32)")
     parser.add_argument("--rounds", type=int, default=3, help="of each case and layout (3)")
     parser.add_argument("--breakdown", action="store_true", help="tell what a step is spent on")
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const="-",
-        metavar="FILE",
-        help="write one JSON object to a file; without FILE, to stdout and nothing else",
-    )
+    add_json_flag(parser)
     add_engine_flags(parser, positional_model=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
-    for flag, value in (("--steps", arguments.steps), ("--rounds", arguments.rounds)):
-        if value < 1:
-            raise ConfigError(f"{flag} {value} is too small: 1 or more.")
-    check_places(Path(arguments.json or "-"))
+    refuse_below(("--steps", arguments.steps, 1), ("--rounds", arguments.rounds, 1))
+    json = JsonOutput(arguments)
     plan = Plan(_cases(arguments), arguments.steps, arguments.rounds, arguments.breakdown)
     quiet = stderr_console()
     results = []
-    console = Console(highlight=False, quiet=arguments.json == "-")
+    console = Console(highlight=False, quiet=json.is_alone)
     console.width = max(console.width, _WIDTH)
     for decoded in measure(
         _layouts(arguments, plan), plan, told=lambda what: quiet.print(what, style="dim", markup=False)
     ):
         results += decoded
         _print(console, decoded)
-    if arguments.json is not None:
-        found = {"cores": num_cores(), "steps": plan.num_steps, "results": results}
-        text = msgspec.json.encode(found).decode() + "\n"
-        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    json.write({"cores": num_cores(), "steps": plan.num_steps, "results": results})
     return 0
 
 

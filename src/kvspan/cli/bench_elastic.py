@@ -5,7 +5,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
 from kvspan.bench.answered import Bounds
@@ -18,14 +17,16 @@ from kvspan.bench.elastic_report import (
     verdicts,
 )
 from kvspan.bench.rivals import Layout, Plan
+from kvspan.cli.bounds import refuse_below, refuse_no_rate, refuse_no_time
 from kvspan.cli.flags import add_engine_flags, asked_of, layout_flags
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.config.engine import ENGINE_OPTIONS, EngineConfig
 from kvspan.config.sizes import parse_count
 from kvspan.errors import ConfigError
 from kvspan.plan.asked import DURATION
 from kvspan.report.page import check_places, write_text
-from kvspan.report.plots import save
+from kvspan.report.plots import refuse_no_plot, save
 from kvspan.trace.synth import PROFILES
 
 _WIDTH = 130
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     traffic.add_argument("--trace-seed", type=int, default=0, help="of traces and prompts (0)")
     parser.add_argument("--rounds", type=int, default=3, help="of the curve and of each trace (3)")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
+    add_json_flag(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and the picture")
     parser.add_argument(
         "--svg", type=Path, metavar="FILE", help="the picture alone; of several, a file each (FILE-gloo)"
@@ -94,16 +95,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
     plan = _plan(arguments)
-    check_places(Path(arguments.json or "-"), arguments.html, arguments.svg)
+    json = JsonOutput(arguments)
+    check_places(arguments.html, arguments.svg)
+    if arguments.svg is not None:
+        refuse_no_plot(arguments.svg)
     quiet = stderr_console()
-    console = Console(highlight=False, quiet=arguments.json == "-")
+    console = Console(highlight=False, quiet=json.is_alone)
     console.width = max(console.width, _WIDTH)
     found = []
     for layouts in _alike(arguments):
         each = measure(layouts, plan, told=lambda what: quiet.print(what, style="dim", markup=False))
         _print(console, each)
         found.append(each)
-    _report(arguments, found)
+    _report(arguments, json, found)
     return 0
 
 
@@ -125,7 +129,7 @@ def _alike(arguments: argparse.Namespace) -> list[list[Layout]]:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    for flag, value, least in (
+    refuse_below(
         ("--batch", arguments.batch, 1),
         ("--steps", arguments.steps, 1),
         ("--rows", arguments.rows, 2),
@@ -134,14 +138,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         ("--cache-tokens", arguments.cache_tokens, 1),
         ("--scale", arguments.scale, 1),
         ("--output-scale", arguments.output_scale, 1),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
-    if not arguments.duration > 0:  # nor is nan
-        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
-    rate = arguments.request_rate
-    if rate is not None and not 0 < rate < float("inf"):
-        raise ConfigError(f"--request-rate {rate:g} must be a number above 0, and not infinite.")
+        ("--trace-seed", arguments.trace_seed, 0),
+    )
+    refuse_no_time("--duration", arguments.duration)
+    refuse_no_rate("--request-rate", arguments.request_rate, "requests a second")
     contexts, traces = _contexts(arguments.context), _traces(arguments.trace)
     if not contexts and not traces:
         raise ConfigError(
@@ -156,7 +156,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         traces=traces,
         num_rows=arguments.rows,
         users=arguments.concurrency,
-        rate_per_s=rate,
+        rate_per_s=arguments.request_rate,
         scale=arguments.scale,
         output_scale=arguments.output_scale,
         cache_tokens=arguments.cache_tokens,
@@ -204,11 +204,9 @@ def _print(console: Console, measured: Measured) -> None:
         console.print(sentence, markup=False)
 
 
-def _report(arguments: argparse.Namespace, found: list[Measured]) -> None:
+def _report(arguments: argparse.Namespace, json: JsonOutput, found: list[Measured]) -> None:
     command = f"kvspan {shlex.join(sys.argv[1:])}"
-    if arguments.json is not None:
-        text = msgspec.json.encode({"command": command, "measured": found}).decode() + "\n"
-        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    json.write({"command": command, "measured": found})
     if arguments.html is not None:
         write_text(elastic_page("A span for each request", command, found), arguments.html)
     drawn = [each for each in found if each.curve] if arguments.svg is not None else []

@@ -1,14 +1,14 @@
 """`kvspan bench exchange`: how long ranks take to exchange on this machine."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from kvspan.bench.exchange import COMMS, HEAD_DIM, OPS, Timing, measure
+from kvspan.cli.bounds import refuse_below
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.comm.shm import refusal
 from kvspan.config.cores import num_cores
 from kvspan.config.sizes import format_bytes
@@ -24,25 +24,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the subject's arguments."""
     parser.add_argument("--ranks", type=int, default=2, help="processes (2)")
     parser.add_argument("--rounds", type=int, default=200, help="of each operation and size (200)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
-    for flag, value, least in (("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1)):
-        if value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+    refuse_below(("--ranks", arguments.ranks, 2), ("--rounds", arguments.rounds, 1))
     if arguments.ranks > MAX_RANKS:
         raise ConfigError(f"--ranks {arguments.ranks} is too many: {MAX_RANKS} or fewer.")
     if (why := refusal()) is not None:
         raise ConfigError(f"There is nothing to compare gloo with: {why}.")
+    json = JsonOutput(arguments)
     timings = measure(arguments.ranks, SIZES_BYTES, arguments.rounds)
     cores = num_cores()
-    if arguments.json:
-        found = {"ranks": arguments.ranks, "cores": cores, "dtype": "bfloat16", "timings": timings}
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-    else:
-        _print(Console(highlight=False), timings, f"{arguments.ranks} ranks on {cores} cores")
+    json.write({"ranks": arguments.ranks, "cores": cores, "dtype": "bfloat16", "timings": timings})
+    where = f"{arguments.ranks} ranks on {cores} cores"
+    _print(Console(highlight=False, quiet=json.is_alone), timings, where)
     return 0
 
 

@@ -22,7 +22,9 @@ from kvspan.bench.serve_report import (
     serve_page,
     summary_table,
 )
+from kvspan.cli.bounds import refuse_below, refuse_no_rate, refuse_no_time
 from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.replay_bar import ReplayBar
 from kvspan.cli.startup import print_capacity, print_choices, stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
@@ -32,6 +34,7 @@ from kvspan.errors import ConfigError
 from kvspan.report.page import check_places, write_text
 from kvspan.trace.mooncake import read_trace
 from kvspan.trace.row import Trace
+from kvspan.trace.tokens import FIRST_TOKEN
 
 _VOCAB_SIZE = 32_000
 """Of prompts for a server that does not tell: smaller than almost every model's."""
@@ -73,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--scale", type=int, default=1, help="that the trace was scaled by, for buckets (1)"
     )
-    out.add_argument("--json", nargs="?", const="-", metavar="FILE", help="figures; alone, to stdout")
+    add_json_flag(out)
     out.add_argument("--csv", type=Path, metavar="FILE", help="a line for each request")
     out.add_argument("--html", type=Path, metavar="FILE", help="a page with tables and plots")
     out.add_argument(
@@ -91,12 +94,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject; what was measured before a Ctrl-C is reported, too."""
     _check(arguments)
-    check_places(Path(arguments.json or "-"), arguments.csv, arguments.html, arguments.profile)
+    json = JsonOutput(arguments)
+    check_places(arguments.csv, arguments.html, arguments.profile)
     trace = read_trace(arguments.trace, read_options(arguments))
     trace = Trace(trace.rows[: arguments.rows], trace.block_tokens)
     observed, num_ranks = (_over_http if arguments.url else _in_process)(arguments, trace)
     found = figures(observed, num_ranks=num_ranks, scale=arguments.scale)
-    _report(arguments, found, observed, num_ranks)
+    _report(arguments, json, found, observed, num_ranks)
     return 1 if found.num_errors and not found.num_ok else 0
 
 
@@ -106,18 +110,20 @@ def _check(arguments: argparse.Namespace) -> None:
             "--concurrency and --speed-up exclude each other: a closed loop goes by answers, an open "
             "one by the trace's times."
         )
-    for flag, value, least in (
+    refuse_below(
         ("--rows", arguments.rows, 1),
+        ("--concurrency", arguments.concurrency, 1),
         ("--num-ranks", arguments.num_ranks, 1),
+        ("--scale", arguments.scale, 1),
+        ("--trace-seed", arguments.trace_seed, 0),
         ("--profile-steps", arguments.profile_steps, 1),
         ("--profile-skip", arguments.profile_skip, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} {value} is too small: {least} or more.")
+        ("--vocab-size", arguments.vocab_size, FIRST_TOKEN + 1),
+    )
+    refuse_no_rate("--speed-up", arguments.speed_up, "times the trace's own pace")
+    refuse_no_time("--duration", arguments.duration)
     if arguments.profile is not None and arguments.url is not None:
         raise ConfigError("--profile watches an engine of this process, and not the server at --url.")
-    if arguments.duration is not None and arguments.duration <= 0:
-        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
     if (arguments.url is None) == (vars(arguments).get("model") is None):
         raise ConfigError("Give either a model to run in this process, or the --url of a server.")
 
@@ -190,17 +196,21 @@ def _extra_body(text: str) -> dict[str, Any]:
         raise ConfigError(f"--extra-body is no JSON object: {error}.") from None
 
 
-def _report(arguments: argparse.Namespace, found: Figures, observed: Observed, num_ranks: int) -> None:
+def _report(
+    arguments: argparse.Namespace,
+    json: JsonOutput,
+    found: Figures,
+    observed: Observed,
+    num_ranks: int,
+) -> None:
     title = f"{arguments.url or arguments.model}, {arguments.trace.name}"
     command = f"kvspan {shlex.join(_without_secrets(sys.argv[1:]))}"
-    if arguments.json is not None:
-        text = msgspec.json.encode(found).decode() + "\n"
-        sys.stdout.write(text) if arguments.json == "-" else write_text(text, Path(arguments.json))
+    json.write(found)
     if arguments.csv is not None:
         write_text(requests_csv(observed.records), arguments.csv)
     if arguments.html is not None:
         write_text(serve_page(title, command, found, observed, num_ranks=num_ranks), arguments.html)
-    if arguments.json != "-":
+    if not json.is_alone:
         console = Console(highlight=False)
         for table in (
             summary_table(found, num_ranks=num_ranks),

@@ -11,6 +11,7 @@ from rich.console import Console
 from kvspan.bench.offline import Told
 from kvspan.bench.sweep import Layout, SweepPlan, run_sweep
 from kvspan.bench.sweep_report import pareto_plot, sweep_csv, sweep_page, sweep_table
+from kvspan.cli.bounds import refuse_below, refuse_no_time
 from kvspan.cli.flags import add_engine_flags, engine_config, layout_flags
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the subject."""
-    if arguments.duration <= 0:
-        raise ConfigError(f"--duration {arguments.duration:g} must be more than 0 seconds.")
+    refuse_no_time("--duration", arguments.duration)
+    refuse_below(("--scale", arguments.scale, 1), ("--trace-seed", arguments.trace_seed, 0))
     console = stderr_console()
     plan = SweepPlan(
         layouts=_layouts(arguments, console),

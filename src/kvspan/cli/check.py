@@ -1,35 +1,33 @@
 """`kvspan check`: does a layout give what one rank gives, on this model and this machine?"""
 
 import argparse
-import sys
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from kvspan.check.compare import FP32_BOUND, NARROW_FACTOR, Exact, Narrow
 from kvspan.check.run import Stage, Verdict, check
 from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.clock import Clock, WallClock
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(parser)
     add_engine_flags(parser, positional_model=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command: exit code 0 if the layout agrees with one rank, 1 if not."""
+    json = JsonOutput(arguments)
     config = engine_config(arguments)
     course = _Course(stderr_console(), WallClock())
     verdict = check(config, told=course.tell, use_tqdm=True)
     course.tell_end()
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(_plain(verdict)).decode() + "\n")
-    else:
-        _print(Console(highlight=False), verdict)
+    json.write(_plain(verdict))
+    _print(Console(highlight=False, quiet=json.is_alone), verdict)
     return 0 if verdict.holds else 1
 
 

@@ -1,10 +1,8 @@
 """`kvspan doctor`: what is found on this machine, and which kernels will serve and why."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 
-import msgspec
 import psutil
 import torch
 from rich.console import Console
@@ -12,6 +10,7 @@ from rich.console import Console
 import kvspan
 from kvspan.attention.backends.registry import KERNELS, choose_kernel, load_kernel
 from kvspan.attention.contract import Need
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.config.sizes import format_bytes
 from kvspan.native import native_path
 
@@ -26,16 +25,15 @@ NEEDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    json = JsonOutput(arguments)
     found = dict(_facts())
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
-        return 0
-    console = Console(highlight=False, soft_wrap=True)
+    json.write(found)
+    console = Console(highlight=False, soft_wrap=True, quiet=json.is_alone)
     for name, fact in found.items():
         console.print(f"{name:<28}{fact}", markup=False)
     return 0

@@ -5,6 +5,7 @@ the readers of `config.options` see what they would see in a file, and typed fla
 """
 
 import argparse
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,6 +17,9 @@ from kvspan.config.absent import refuse_unknown
 from kvspan.config.engine import ENGINE_OPTIONS, OF_SERVERS, EngineConfig, read_yaml
 from kvspan.config.options import Option, as_flag, canonical
 from kvspan.errors import ConfigError
+
+_NUMBERS = {"int": "a whole number", "float": "a number"}
+"""What types are called by those who type."""
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -34,16 +38,24 @@ class FlagParser(argparse.ArgumentParser):
         """
         self.allow_abbrev = False
         typed = _with_dashes(sys.argv[1:] if args is None else list(args))
+        if "--json" in self._option_string_actions:
+            typed = _with_json(typed)
         found, left = super().parse_known_args(typed, namespace)
         for text in left:
             if text.startswith("-") and text != "--":
                 raise refuse_unknown(text.split("=")[0], list(self._option_string_actions))
         if left:
-            raise ConfigError(f"Unexpected argument {left[0]}: see `{self.prog} --help`.")
+            raise ConfigError(
+                f"Unexpected argument {left[0]}: {_hint(typed, left[0])}see `{self.prog} --help`."
+            )
         return found, []
 
     def error(self, message: str) -> NoReturn:
         """Refuses what argparse refuses."""
+        wrong = re.fullmatch(r"argument (?:\S+/)?(\S+): invalid (int|float) value: '(.*)'", message)
+        if wrong is not None:
+            flag, kind, value = wrong.groups()
+            raise ConfigError(f"{flag} {value} is not {_NUMBERS[kind]} (see `{self.prog} --help`).")
         raise ConfigError(f"{message[:1].upper()}{message[1:]} (see `{self.prog} --help`).")
 
 
@@ -169,6 +181,29 @@ def _with_dashes(arguments: Sequence[str]) -> list[str]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     flags = [_dashed(text) if text.startswith("--") else text for text in arguments[:end]]
     return flags + list(arguments[end:])
+
+
+def _with_json(arguments: Sequence[str]) -> list[str]:
+    """`--json` with its value: a file behind it ends in .json, and else it is alone.
+
+    Any other argument behind it, such as a model, is the command's own.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    found: list[str] = []
+    for before, text in zip(["", *arguments], arguments[:end], strict=False):
+        if before == "--json" and (text == "-" or text.endswith(".json")):
+            found[-1] = f"--json={text}"
+        else:
+            found.append("--json=-" if text == "--json" else text)
+    return found + list(arguments[end:])
+
+
+def _hint(arguments: Sequence[str], unexpected: str) -> str:
+    """What whoever typed an argument too many may have meant."""
+    before = dict(zip(arguments[1:], arguments, strict=False)).get(unexpected)
+    if before != "--json=-":
+        return ""
+    return f"a file for --json ends in .json, or is written --json={unexpected}; "
 
 
 def _dashed(flag: str) -> str:

@@ -5,14 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from kvspan.cli.flags import add_engine_flags, engine_config
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import print_capacity, print_choices, stderr_console
 from kvspan.cli.streaming import stream
 from kvspan.engine.generation import Prompt
 from kvspan.engine.llm import LLM
-from kvspan.errors import ConfigError
+from kvspan.errors import ConfigError, reason_of
 from kvspan.loading.chat_template import read_chat_template
 from kvspan.request import SamplingParams
 
@@ -42,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     prompt.add_argument(
         "--chat-template", metavar="FILE", type=Path, help="with --chat: a Jinja template of your own"
     )
-    prompt.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(prompt)
     sampling = parser.add_argument_group(
         "Sampling", "What is left out is as --generation-config has it; the seed is --seed."
     )
@@ -59,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
+    json = JsonOutput(arguments)
     asked, text = _sampling(arguments), _prompt_text(arguments)
     config = engine_config(arguments)
     if (arguments.system or arguments.chat_template) and not arguments.chat:
@@ -71,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
         params = SamplingParams.from_mapping(
             {"max_tokens": DEFAULT_MAX_TOKENS, **llm.resolved.sampling_defaults, **asked}
         )
-        if arguments.json:
+        if json.is_alone:
             (result,) = llm.generate([prompt], params)
-            sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
         else:
-            stream(llm, prompt, params, console=console)
+            result = stream(llm, prompt, params, console=console).result
+        json.write(result)
     return 0
 
 
@@ -97,7 +97,8 @@ def _prompt_text(arguments: argparse.Namespace) -> str:
     try:
         return Path(arguments.prompt_file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {error}.") from error
+        why = reason_of(error)
+        raise ConfigError(f"--prompt-file {arguments.prompt_file} cannot be read: {why}.") from error
 
 
 def _prompt(llm: LLM, arguments: argparse.Namespace, text: str, template: str | None) -> Prompt:

@@ -2,25 +2,24 @@
 
 import argparse
 import importlib
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from kvspan.cli.flags import add_flags
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.cost.facts import find_device, load_devices
-from kvspan.errors import ConfigError
 from kvspan.plan import show
 from kvspan.plan.asked import PLAN_OPTIONS, PlanAsked
 from kvspan.plan.models import find_model
 from kvspan.plan.page import plan_page
 from kvspan.plan.replay import Simulated, simulate
 from kvspan.plan.search import Plan, search
+from kvspan.report.page import check_places, write_text
 from kvspan.trace.mooncake import read_trace
 from kvspan.trace.row import Trace
 from kvspan.trace.stats import trace_stats
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     out = parser.add_argument_group("Output")
     out.add_argument("--all", action="store_true", help="every choice, and every refused layout")
-    out.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(out)
     out.add_argument("--html", type=Path, metavar="FILE", help="write a page with plots too")
     add_trace_flags(parser)
     calibrate = parser.add_argument_group("calibrate")
@@ -66,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.model == "calibrate":
         # It measures with torch, which planning does without.
         return int(vars(importlib.import_module("kvspan.cli.plan_calibrate"))["run"](arguments))
+    json = JsonOutput(arguments)
+    check_places(arguments.html)
     names = {option.name for option in PLAN_OPTIONS}
     typed = {name: value for name, value in vars(arguments).items() if name in names}
     trace = None if arguments.trace is None else read_trace(arguments.trace, read_options(arguments))
@@ -74,18 +75,17 @@ def run(arguments: argparse.Namespace) -> int:
     plan = search(asked, find_model(asked.model), device)
     simulated = _simulate(plan, trace) if arguments.simulate or trace is not None else []
     if arguments.html is not None:
-        _write(arguments.html, plan_page(plan, simulated))
-    if arguments.json:
-        sys.stdout.write(msgspec.json.encode(show.as_json(plan, simulated)).decode() + "\n")
-    else:
+        write_text(plan_page(plan, simulated), arguments.html)
+    json.write(show.as_json(plan, simulated))
+    if not json.is_alone:
         _print(Console(highlight=False, soft_wrap=True), plan, simulated, everything=arguments.all)
     return 0 if plan.planned else REFUSED
 
 
 def _load_of(trace: Trace, typed: dict[str, object]) -> dict[str, object]:
     """The means of a trace, as the question that closed formulas answer."""
-    unit = int(str(typed.get("block_size", 64)))
-    stats = trace_stats(trace, hit_unit=unit)
+    (block_size,) = (option for option in PLAN_OPTIONS if option.name == "block_size")
+    stats = trace_stats(trace, hit_unit=block_size.read(typed.get("block_size")))
     mean = max(round(stats.input_tokens.mean), 1)
     new = max(round(mean * (1 - stats.ideal_hit_rate)), 1)
     return {"input": mean, "output": max(round(stats.output_tokens.mean), 1), "new_tokens": new}
@@ -138,10 +138,3 @@ def _print_table(
         table.add_row(*row)
     width = max(console.width, 200)
     Console(highlight=False, soft_wrap=True, width=width).print(table)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {path} cannot be written: {error.strerror}.") from None

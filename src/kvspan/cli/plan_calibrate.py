@@ -21,6 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--name {arguments.name} is no name: letters, digits, dots and dashes.")
     if (why := refusal()) is not None:
         raise ConfigError(f"Ranks of this host cannot meet: {why}.")
+    if arguments.json is not None:
+        raise ConfigError("--json has nothing to do with calibrate: --write FILE.toml takes its row.")
     check_places(arguments.write)
     console = stderr_console()
     device = calibrate(

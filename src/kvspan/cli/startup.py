@@ -1,5 +1,6 @@
 """What a command prints about an engine: what will run and why, and what its cache holds."""
 
+import textwrap
 from collections.abc import Sequence
 
 import msgspec
@@ -27,6 +28,9 @@ _OPTIONS = {option.name: option.name for option in ENGINE_OPTIONS} | {
 }
 """Options that say what a choice is, by its name in `Resolved`; docs/serving.md tells of the others."""
 
+_WIDTH = 120
+"""Columns of a line at the most, whatever a terminal or a log has."""
+
 
 def stderr_console() -> Console:
     """For everything but a command's result, which goes to stdout."""
@@ -44,9 +48,17 @@ def print_choices(console: Console, resolved: Resolved) -> None:
     for name, why in resolved.why.items():
         said = as_flag(_OPTIONS[name]) if name in _OPTIONS else name
         value = f" {_shown(values[name])}" if name in values else ""
-        console.print(f"  {said}{value}: {why}", markup=False, style="dim")
+        _print_folded(console, f"  {said}{value}: {why}", style="dim")
     for note in resolved.notes:
-        console.print(f"  note: {note}", markup=False)
+        _print_folded(console, f"  note: {note}")
+
+
+def _print_folded(console: Console, line: str, *, style: str | None = None) -> None:
+    """Prints a line, and what is too long of it further to the right."""
+    folded = textwrap.fill(
+        line, _WIDTH, subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+    )
+    console.print(folded, markup=False, style=style)
 
 
 def _shown(value: object) -> str:
@@ -80,7 +92,7 @@ def print_plan(console: Console, plan: CachePlan, reports: Sequence[RankReport])
     weights = max(report.weight_bytes for report in reports)
     console.print(
         f"KV cache: {plan.tokens_total:,} tokens in all, {plan.tokens_per_rank:,} on each rank in "
-        f"{format_bytes(plan.bytes_per_rank)} (weights: {format_bytes(weights)}). "
-        f"Prefixes hit in units of {plan.hit_unit} tokens.",
+        f"{format_bytes(plan.bytes_per_rank)} (weights: {format_bytes(weights)}).",
     )
-    console.print(f"  {plan.why}", markup=False, style="dim")
+    _print_folded(console, f"  {plan.why}", style="dim")
+    console.print(f"  Prefixes hit in units of {plan.hit_unit} tokens.", style="dim")

@@ -1,13 +1,14 @@
 """`kvspan trace`: what a trace asks for, traces that are made up, and parts of traces."""
 
 import argparse
-import sys
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from kvspan.cli.bounds import refuse_below
+from kvspan.cli.json_flag import JsonOutput, add_json_flag
 from kvspan.cli.startup import stderr_console
 from kvspan.cli.trace_flags import add_trace_flags, read_options
 from kvspan.errors import ConfigError
@@ -47,7 +48,7 @@ def _add_stats(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scale", type=int, default=1, help="what the trace was scaled by: the buckets are too (1)"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object to stdout instead")
+    add_json_flag(parser)
     add_trace_flags(parser)
 
 
@@ -93,17 +94,18 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def _stats(arguments: argparse.Namespace) -> int:
+    json = JsonOutput(arguments)
+    refuse_below(("--hit-unit", arguments.hit_unit, 1), ("--scale", arguments.scale, 1))
     trace = read_trace(arguments.file, read_options(arguments))
     stats = trace_stats(trace, hit_unit=arguments.hit_unit, scale=arguments.scale)
-    if arguments.json:
-        read = {"skipped": trace.num_skipped, "unsorted": trace.num_unsorted}
-        sys.stdout.write(msgspec.json.encode(msgspec.to_builtins(stats) | read).decode() + "\n")
-    else:
-        _print(Console(highlight=False), trace, stats)
+    read = {"skipped": trace.num_skipped, "unsorted": trace.num_unsorted}
+    json.write(msgspec.to_builtins(stats) | read)
+    _print(Console(highlight=False, quiet=json.is_alone), trace, stats)
     return 0
 
 
 def _synth(arguments: argparse.Namespace) -> int:
+    refuse_below(("--seed", arguments.seed, 0))
     if (profile := PROFILES.get(arguments.profile)) is None:
         raise ConfigError(f"--profile {arguments.profile} is unknown: there is {', '.join(PROFILES)}.")
     trace = synthesize(profile, num_rows=arguments.rows, rate_per_s=arguments.rate, seed=arguments.seed)
@@ -113,6 +115,14 @@ def _synth(arguments: argparse.Namespace) -> int:
 
 def _cut(arguments: argparse.Namespace) -> int:
     _refuse_same(arguments.file, arguments.output)
+    refuse_below(
+        ("--skip", arguments.skip, 0),
+        ("--rows", arguments.rows, 1),
+        ("--start", arguments.start, 0),
+        ("--end", arguments.end, 0),
+        ("--max-input", arguments.max_input, 1),
+        ("--max-output", arguments.max_output, 1),
+    )
     cut = Cut(
         skip=arguments.skip,
         rows=arguments.rows,

@@ -32,6 +32,7 @@ INSTEAD = {
     "--enable-log-requests": "use --access-log",
     "--ssl-certfile": "TLS is a reverse proxy's affair: see docs/serving.md",
     "--ssl-keyfile": "TLS is a reverse proxy's affair: see docs/serving.md",
+    "--uds": "the server listens on --host and --port: leave it out, and have a reverse proxy in front",
     "--uvicorn-log-level": "use --access-log",
     "--disable-log-stats": "nothing is logged at intervals: leave it out",
     "--download-dir": "downloads go to the Hugging Face cache: set HF_HOME",

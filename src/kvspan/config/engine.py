@@ -29,7 +29,7 @@ from kvspan.config.options import (
     required,
     whole,
 )
-from kvspan.errors import ConfigError
+from kvspan.errors import ConfigError, reason_of
 
 MAX_RANKS = 1024
 """Ranks of one machine, with room to spare: bounds the search for layouts that fit."""
@@ -310,8 +310,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"--config {path} cannot be read: {reason}") from error
+        raise ConfigError(f"--config {path} cannot be read: {reason_of(error)}.") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -37,7 +37,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
         workspace_tokens: cached tokens that a rank gathers, or expands to keys and values, at once;
             a multiple of B and of W.
         split_tokens: new tokens from which on PCP coordinates cut a row; shorter ones stay whole.
-        alone_tokens: new tokens from which on they meet to share out a row that has a home.
+        meet_tokens: new tokens from which on they meet to share out a row that has a home.
         together_tokens: latents from which on they share out making keys and values of them.
         team_rows: rows of one with which they multiply those of all, each with a part of the weights.
         max_model_len: tokens of prompt and output together.
@@ -80,7 +80,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     prefill_strategy: str
     workspace_tokens: int
     split_tokens: int
-    alone_tokens: int
+    meet_tokens: int
     together_tokens: int
     team_rows: Span
     max_model_len: int

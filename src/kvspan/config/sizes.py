@@ -65,7 +65,7 @@ def _parse(text: str, scales: Mapping[str, int]) -> Fraction:
     """A decimal number with one of the suffixes of `scales`, which may be in lower case there."""
     found = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)", text.strip())
     if found is None:
-        raise ValueError(f"{text} is not a number with a unit")
+        raise ValueError(f"{text} is not a number such as 4096, or one with a unit such as 4k or 4K")
     number, suffix = found.groups()
     scale = scales.get(suffix, scales.get(suffix.lower()))
     if scale is None:

@@ -23,7 +23,7 @@ from kvspan.cost.notes import layout_sentence, notes, sampling_note
 from kvspan.cost.pace import MULTIPLIED_FLOPS, Pace
 from kvspan.cost.prefill import choose_prefill, workspace_tokens
 from kvspan.cost.rows import choose_split
-from kvspan.cost.span import choose_alone, choose_span, choose_spread_every, queries_at_home
+from kvspan.cost.span import choose_meet, choose_span, choose_spread_every, queries_at_home
 from kvspan.cost.team import TeamCost, choose_team
 from kvspan.cost.timed import Timed
 from kvspan.cost.together import choose_together
@@ -109,7 +109,7 @@ def resolve(
         prefill_strategy=chosen.prefill_strategy.value,
         workspace_tokens=workspace_tokens(asked, model, topology, DTYPE_BYTES[chosen.dtype.value]),
         split_tokens=chosen.split_tokens.value,
-        alone_tokens=chosen.alone_tokens.value,
+        meet_tokens=chosen.meet_tokens.value,
         together_tokens=chosen.together_tokens.value,
         team_rows=chosen.team_rows.value,
         max_model_len=chosen.max_model_len.value,
@@ -142,7 +142,7 @@ class _Choices:
     spread_every: Choice[int]
     prefill_strategy: Choice[str]
     split_tokens: Choice[int]
-    alone_tokens: Choice[int]
+    meet_tokens: Choice[int]
     together_tokens: Choice[int]
     team_rows: Choice[Span]
     device: Choice[str]
@@ -235,7 +235,7 @@ def _choose(given: _Given) -> _Choices:
             *sizes, exchange=exchange.value, replicate_q=replicate_q.value, dtype_bytes=dtype_bytes
         ),
         split_tokens=_choose_split(given),
-        alone_tokens=choose_alone(*sizes, comm=comm, device=device),
+        meet_tokens=choose_meet(*sizes, comm=comm, device=device),
         together_tokens=_choose_together(given),
         team_rows=_choose_team(given),
         device=given.device,

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from kvspan.errors import ConfigError
+from kvspan.errors import ConfigError, reason_of
 
 DATA = Path(__file__).parents[1] / "data"
 """Facts that come with kvspan."""
@@ -252,7 +252,7 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"--facts {file} cannot be read: {' '.join(str(error).split())}.") from error
+        raise ConfigError(f"--facts {file} cannot be read: {reason_of(error)}.") from error
 
 
 def _packaged_collectives(raw: Mapping[str, Any]) -> dict[str, Collectives]:

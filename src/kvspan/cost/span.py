@@ -111,7 +111,7 @@ def choose_spread_every(
     )
 
 
-def choose_alone(
+def choose_meet(
     asked: EngineConfig, model: ModelConfig, topology: Topology, *, comm: str, device: str
 ) -> Choice[int]:
     """New tokens of a prompt from which on PCP coordinates share it out, though one has all its keys.

@@ -21,6 +21,7 @@ from kvspan.engine.checks import check_request
 from kvspan.engine.core import stream_seed
 from kvspan.engine.generation import Generation, Prompt, read_prompt
 from kvspan.engine.health import Health, together
+from kvspan.engine.held import place_of
 from kvspan.engine.messages import Add, Chosen, Ready, Seen
 from kvspan.engine.meter import Meter
 from kvspan.engine.observer import EndedRequest, Observer
@@ -186,49 +187,35 @@ class AsyncLLM:
             RequestError: it can never run; one sentence with the numbers.
             EngineDeadError: there is no engine to run it, and none is being started again.
         """
-        text, ids = read_prompt(prompt, params, self._tokenizer)
-        self.check(ids, params, cache_salt=cache_salt)
-        replica = self._choose(ids, cache_salt)
-        replica.refuse_if_gone()
-        number = next(self._request_numbers)
-        generation = Generation(
-            request_id=str(number), prompt=text or prompt_text, prompt_ids=tuple(ids), params=params
-        )
-        packed, orders = pack_tokens(ids), []
-        own = (self.resolved.seed, number)
-        for index in range(params.n):
-            seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
-            request_id = next(self._output_numbers)
-            orders.append(Add(request_id, packed, len(ids), params, seed, cache_salt, priority))
-            generation.outputs[request_id] = OutputText(
-                index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
-            )
-        stream = RequestStream(
-            generation,
-            decoder=self._decoder,
-            abort=partial(self._abort, generation),
-            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
-            ended=partial(self._take_end, trace_headers or {}),
-        )
-        replica.add(stream, orders)
-        return stream
+        text, ids = self._read(prompt, params, cache_salt)
+        text = text or prompt_text
+        return self._queue(text, ids, params, priority, cache_salt, trace_headers or {})
 
-    def check(self, prompt: Sequence[int], params: SamplingParams, *, cache_salt: str = "") -> None:
-        """Refuses a request that can never run, as `add` does.
+    def add_all(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        trace_headers: Mapping[str, str] | None = None,
+    ) -> list[RequestStream]:
+        """Queues a request for each prompt, or none: what is refused leaves no trace of those before it.
 
         Args:
-            prompt: its token ids.
-            params: how tokens are chosen.
-            cache_salt: with whom it shares prefixes.
+            prompts: as for `add`.
+            params: of all of them.
+            priority: as for `add`, like the others.
+            cache_salt: see there.
+            trace_headers: see there.
 
         Raises:
-            RequestError: one sentence with the numbers.
+            RequestError: one of them can never run.
+            EngineDeadError: there is no engine to run them, and none is being started again.
         """
-        check_request(self.resolved, prompt, params)
-        with blaming("structured_outputs"):
-            self.check_form(params)
-        with blaming("cache_salt"):
-            check_unicode("cache_salt", cache_salt)
+        found = [self._read(prompt, params, cache_salt) for prompt in prompts]
+        headers = trace_headers or {}
+        return [self._queue(text, ids, params, priority, cache_salt, headers) for text, ids in found]
 
     def check_form(self, params: SamplingParams) -> None:
         """Refuses a form that outputs cannot be held to. It takes a while when a large one is new.
@@ -330,6 +317,7 @@ class AsyncLLM:
                 meter=self.meter,
                 name=str(number),
                 begun=partial(self._forget, number),
+                freed=partial(self._fill, number),
                 left=self._move,
             )
             for number in range(count)
@@ -339,6 +327,53 @@ class AsyncLLM:
         self._grammars: Grammars | None = None
         self._request_numbers = itertools.count()
         self._output_numbers = itertools.count()
+
+    def _read(
+        self, prompt: Prompt, params: SamplingParams, cache_salt: str
+    ) -> tuple[str | None, list[int]]:
+        """A prompt's text, if it is text, and its token ids, unless they can never run."""
+        text, ids = read_prompt(prompt, params, self._tokenizer)
+        check_request(self.resolved, ids, params)
+        with blaming("structured_outputs"):
+            self.check_form(params)
+        with blaming("cache_salt"):
+            check_unicode("cache_salt", cache_salt)
+        return text, ids
+
+    def _queue(
+        self,
+        text: str | None,
+        ids: Sequence[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str,
+        headers: Mapping[str, str],
+    ) -> RequestStream:
+        """Queues a request that has been checked."""
+        replica = self._choose(ids, cache_salt)
+        replica.refuse_if_gone()
+        number = next(self._request_numbers)
+        generation = Generation(
+            request_id=str(number), prompt=text, prompt_ids=tuple(ids), params=params
+        )
+        packed, orders = pack_tokens(ids), []
+        own = (self.resolved.seed, number)
+        for index in range(params.n):
+            seed = stream_seed(*(own if params.seed is None else (params.seed,)), index)
+            request_id = next(self._output_numbers)
+            orders.append(Add(request_id, packed, len(ids), params, seed, cache_salt, priority))
+            generation.outputs[request_id] = OutputText(
+                index, decoder=self._decoder, params=params, prompt_ids=generation.prompt_ids
+            )
+        stream = RequestStream(
+            generation,
+            decoder=self._decoder,
+            abort=partial(self._abort, generation),
+            timings={order.request_id: self.meter.arrived(len(ids)) for order in orders},
+            ended=partial(self._take_end, headers),
+        )
+        replica.add(stream, orders)
+        return stream
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> Replica:
         """The replica for a request; a lost one gets none while there is another.
@@ -352,17 +387,44 @@ class AsyncLLM:
         best = working or taking or returning or numbered
         if len(best) == 1 or self._router is None or best is numbered:
             return next(iter(best.values()))
-        places = self.resolved.max_num_seqs
-        free = {n: r for n, r in best.items() if r.num_unfinished < places} or best
+        free = {n: r for n, r in best.items() if self._num_free(r) > 0} or best
         busy = {n: (r.num_prompt_tokens, r.num_unfinished) for n, r in free.items()}
         return numbered[self._router.choose(prompt, cache_salt=cache_salt, busy=busy)]
 
-    def _move(self, stream: RequestStream, orders: Sequence[Add]) -> bool:
-        """Gives a request whose engine was lost to another one; whether there is any."""
+    def _num_free(self, replica: Replica) -> int:
+        """Outputs that a replica could work on beside those that it has; negative where some wait."""
+        return self.resolved.max_num_seqs - replica.num_unfinished
+
+    def _move(self, stream: RequestStream, orders: Sequence[Add], may_wait: bool) -> bool:
+        """Gives a request whose engine was lost to another one; whether there is any.
+
+        Where all others are full it goes to none of them if it may wait: its own engine may be back
+        before a place is free (`_fill`).
+        """
         replica = self._choose(stream.generation.prompt_ids, orders[0].cache_salt)
-        if replica.takes_requests:
+        if not replica.takes_requests or (may_wait and self._num_free(replica) <= 0):
+            return False
+        replica.go_on(stream, orders)
+        return True
+
+    def _fill(self, number: int) -> None:
+        """Gives a replica, for as long as it has places free, requests that wait for others to be back.
+
+        Those that were first in line are first. The rest goes on to wait, for the replica that is back
+        first or for the next place.
+        """
+        replica = self._replicas[number]
+        if not replica.health.ready or self._num_free(replica) <= 0:
+            return
+        waiting = [(*request, other) for other in self._replicas for request in other.stranded]
+        for stream, orders, other in sorted(waiting, key=lambda each: place_of(each[1])):
+            if self._num_free(replica) <= 0:
+                return
+            other.hand_over(stream)
             replica.go_on(stream, orders)
-        return replica.takes_requests
+            if self._router is not None:
+                prompt = stream.generation.prompt_ids
+                self._router.remember(number, prompt, cache_salt=orders[0].cache_salt)
 
     def _abort(self, generation: Generation) -> None:
         """Ends a request, whichever replica has it."""

@@ -18,6 +18,7 @@ from kvspan.cost.choose import resolve as choose
 from kvspan.cost.facts import device_of_model, load_devices
 from kvspan.engine.core import EngineCore
 from kvspan.engine.engine import Engine
+from kvspan.errors import ModelError
 from kvspan.executor.children import fork_server
 from kvspan.executor.inprocess import InProcessExecutor
 from kvspan.executor.multiprocess import MultiprocessExecutor
@@ -94,7 +95,10 @@ def _share(machine: Machine, num_replicas: int) -> Machine:
 def tokenizer_place(asked: EngineConfig) -> Path:
     """Where the model's tokenizer would be, if it has one: a directory or a `.gguf` file."""
     weights = asked.tokenizer is None and asked.load_format != "dummy"
-    return locate(asked.tokenizer or asked.model, weights=weights)
+    try:
+        return locate(asked.tokenizer or asked.model, weights=weights)
+    except ModelError as error:
+        raise error if asked.tokenizer is None else ModelError(f"--tokenizer: {error}") from None
 
 
 def make_executor(resolved: Resolved, *, watched: bool = False) -> MeasuredExecutor:

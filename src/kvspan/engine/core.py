@@ -4,7 +4,7 @@ One `step()` schedules, lets the executor run it, and says what each request got
 it. Time, ranks and weights are the executor's affair, so a simulator can put another one in its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -212,8 +212,12 @@ class EngineCore:
         self._states.pop(request_id, None)
         self._forms.end(request_id)
 
-    def step(self) -> list[Event]:
+    def step(self, begins: Callable[[tuple[int, ...]], None] = lambda _: None) -> list[Event]:
         """Runs one step.
+
+        Args:
+            begins: called before it runs with the requests whose first tokens it computes, if there are
+                any.
 
         Returns:
             What each of its rows gave; nothing if there was nothing to do.
@@ -225,7 +229,7 @@ class EngineCore:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
         try:
-            return self._step()
+            return self._step(begins)
         except BaseException as failure:
             # Whatever breaks a step off leaves ranks, scheduler and blocks in unequal states.
             died = isinstance(failure, EngineDeadError)
@@ -283,13 +287,17 @@ class EngineCore:
             self._cache,
         )
 
-    def _step(self) -> list[Event]:
+    def _step(self, begins: Callable[[tuple[int, ...]], None]) -> list[Event]:
         scheduled = self._scheduler.schedule()
         if scheduled is None:
             return []
+        if scheduled.admitted:
+            begins(scheduled.admitted)
         self._executor.submit(self._forms.masked(scheduled.step))
+        travelled = self._counter.travel(scheduled, self._states)  # while the ranks work
         progress = self._scheduler.update(self._executor.collect())
-        self._counter.count(scheduled, progress, self._states, num_spills=self._cache.num_spills)
+        num_spills = self._cache.num_spills
+        self._counter.count(scheduled, travelled, progress, self._states, num_spills=num_spills)
         return [self._event(p) for p in progress]
 
     def kv_tokens_by_rank(self) -> list[int]:

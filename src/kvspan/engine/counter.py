@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kvspan.config.resolved import Resolved
 from kvspan.engine.events import EngineStats
-from kvspan.engine.travel import ContextTravel
+from kvspan.engine.travel import ContextTravel, Travelled
 from kvspan.scheduler import Progress, Scheduled
 from kvspan.sequence import SequenceState
 
@@ -25,9 +25,19 @@ class StepCounter:
         """A new cache counts its spills from 0."""
         self._spills_before = self.stats.spills
 
+    def travel(self, scheduled: Scheduled, states: Mapping[int, SequenceState]) -> Travelled:
+        """What a step has to exchange; all that is told by the step alone, to be counted later.
+
+        Args:
+            scheduled: the step.
+            states: every request.
+        """
+        return self._travel.of(scheduled.step.rows, lambda i: _pools(states.get(i)))
+
     def count(
         self,
         scheduled: Scheduled,
+        travelled: Travelled,
         progress: Sequence[Progress],
         states: Mapping[int, SequenceState],
         *,
@@ -37,6 +47,7 @@ class StepCounter:
 
         Args:
             scheduled: the step.
+            travelled: what it had to exchange.
             progress: what it gave.
             states: every request, those that end with it included.
             num_spills: of the cache, since it began.
@@ -45,11 +56,6 @@ class StepCounter:
         prefills = [row.num_tokens for row in rows if row.num_tokens > 1 or not row.sample]
         admitted = [state for i in scheduled.admitted if (state := states.get(i))]
         first = [state for state in admitted if not state.num_preemptions]
-
-        def pools_of(request_id: int) -> Collection[int]:
-            return _pools(states.get(request_id))
-
-        travelled = self._travel.of(rows, pools_of)
         has_met = scheduled.num_spread > 0 or travelled.num_met > 0
         old = self.stats
         self.stats = EngineStats(
@@ -65,7 +71,7 @@ class StepCounter:
             q_gather_bytes=old.q_gather_bytes + travelled.query_bytes,
             exchange_steps=old.exchange_steps + has_met,
             shared_steps=old.shared_steps + (travelled.num_shared > 0),
-            team_steps=old.team_steps + self._travel.makes_a_team(rows, pools_of),
+            team_steps=old.team_steps + travelled.by_team,
             spills=self._spills_before + num_spills,
         )
 

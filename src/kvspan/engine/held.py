@@ -13,28 +13,20 @@ from kvspan.engine.messages import Add
 from kvspan.engine.stream import RequestStream
 from kvspan.step import pack_tokens
 
-_NOTHING_YET = -1
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Output:
     """An output that has not ended.
 
     Args:
         stream: of its request.
         order: as the first engine got it.
-        num_left: tokens that it had had when another engine was lost with it; less than any number if
-            none was.
+        has_begun: whether this engine has said that it works on it.
     """
 
     stream: RequestStream
     order: Add
-    num_left: int
-
-    @property
-    def has_advanced(self) -> bool:
-        """Whether this engine has done anything for it, or is the first to try."""
-        return self.stream.generation.outputs[self.order.request_id].num_tokens > self.num_left
+    has_begun: bool = False
 
 
 class Held:
@@ -52,22 +44,30 @@ class Held:
         return list(dict.fromkeys(output.stream for output in self._outputs.values()))
 
     @property
+    def in_line(self) -> list[RequestStream]:
+        """The same, the first in line first."""
+        return sorted(self.streams, key=lambda stream: place_of(self.orders_of(stream)))
+
+    @property
     def orders(self) -> list[Add]:
         """Of all outputs, for an engine that goes on with them where others were lost."""
         return [going_on(each.order, each.stream.generation) for each in self._outputs.values()]
 
-    def add(self, stream: RequestStream, orders: Sequence[Add], *, is_left: bool = False) -> None:
-        """Holds a request.
+    def add(self, stream: RequestStream, orders: Sequence[Add]) -> None:
+        """Holds a request, which the engine has not begun with.
 
         Args:
             stream: of it.
             orders: of its outputs, as the first engine got them.
-            is_left: whether another engine was lost with it.
         """
-        outputs = stream.generation.outputs
         for order in orders:
-            num_left = outputs[order.request_id].num_tokens if is_left else _NOTHING_YET
-            self._outputs[order.request_id] = _Output(stream, order, num_left)
+            self._outputs[order.request_id] = _Output(stream, order)
+
+    def begin(self, request_ids: Sequence[int]) -> None:
+        """Takes in that the engine works on outputs from here on."""
+        for request_id in request_ids:
+            if (output := self._outputs.get(request_id)) is not None:
+                output.has_begun = True
 
     def stream_of(self, request_id: int) -> RequestStream | None:
         """The stream of an output; None if it has ended."""
@@ -81,12 +81,15 @@ class Held:
     def orders_after_a_loss(self, stream: RequestStream) -> list[Add]:
         """The same, if another engine may go on with them now that this one is lost; else none.
 
-        One that was left before has to have had a token since: a request that is the end of each
-        engine that begins with it would be the end of all of them.
+        One that only waited had no part in the loss. One that this engine worked on, like one that was
+        lost before, has to have had a token in between: a request that is the end of each engine that
+        begins with it would be the end of all of them.
         """
         orders = self.orders_of(stream)
-        has_advanced = any(self._outputs[order.request_id].has_advanced for order in orders)
-        return orders if has_advanced else []
+        if not any(self._outputs[order.request_id].has_begun for order in orders):
+            return orders
+        before, stream.num_tokens_at_loss = stream.num_tokens_at_loss, stream.generation.num_tokens
+        return orders if before is None or before < stream.num_tokens_at_loss else []
 
     def forget(self, request_id: int) -> bool:
         """Whether an output was held that is no longer."""
@@ -96,6 +99,11 @@ class Held:
         """Forgets a request."""
         for request_id in stream.generation.outputs:
             self.forget(request_id)
+
+
+def place_of(orders: Sequence[Add]) -> tuple[int, int]:
+    """A request's place in line, by its orders: the lower, the earlier."""
+    return orders[0].priority, orders[0].request_id
 
 
 def going_on(order: Add, generation: Generation) -> Add:

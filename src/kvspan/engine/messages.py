@@ -111,6 +111,19 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag=True):
     step_s: float
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Report: requests are worked on from here on, and if the engine is lost it may be for one of them.
+
+    It leaves before the work begins, so that it is heard even if that is the engine's end. Of those that
+    are in no such report the engine knows no more than that they wait.
+
+    Args:
+        request_ids: those whose first tokens the next step computes, or whose form is about to be made.
+    """
+
+    request_ids: tuple[int, ...]
+
+
 class Seen(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Report: what the engine looks like.
 
@@ -191,7 +204,9 @@ class Died(msgspec.Struct, frozen=True, array_like=True, tag=True):
     sentence: str
 
 
-Report: TypeAlias = Chosen | Ready | Stepped | Profiled | Idle | Seen | Recovering | Recovered | Died
+Report: TypeAlias = (
+    Chosen | Ready | Begun | Stepped | Profiled | Idle | Seen | Recovering | Recovered | Died
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _order_decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

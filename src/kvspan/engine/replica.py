@@ -17,6 +17,7 @@ from kvspan.engine.messages import (
     Abort,
     Add,
     Begin,
+    Begun,
     Chosen,
     Died,
     End,
@@ -73,8 +74,9 @@ class Replica:
         meter: keeps the metrics.
         name: among the replicas, for metrics.
         begun: called whenever its process has begun, with an empty cache.
-        left: called with a request of a process that is lost, and the orders of its outputs that go on;
-            whether somebody else works on it now.
+        freed: called whenever it works and may have more places than before.
+        left: called with a request of a process that is lost, the orders of its outputs that go on, and
+            whether they may wait for a place here; whether somebody else works on it now.
     """
 
     def __init__(
@@ -86,11 +88,12 @@ class Replica:
         meter: Meter,
         name: str = "0",
         begun: Callable[[], None] = lambda: None,
-        left: Callable[[RequestStream, Sequence[Add]], bool] = lambda _, __: False,
+        freed: Callable[[], None] = lambda: None,
+        left: Callable[[RequestStream, Sequence[Add], bool], bool] = lambda *_: False,
     ) -> None:
         self._begin = Begin(dict(options), care.max_restarts, care.profile)
         self._care, self._clock, self._meter, self._name = care, clock, meter, name
-        self._begun, self._left = begun, left
+        self._begun, self._freed, self._left = begun, freed, left
         self.health = Health()
         self.chosen: Chosen | None = None
         self.ready: Ready | None = None
@@ -191,7 +194,22 @@ class Replica:
             EngineDeadError: the process is not there.
         """
         self._send([encode(going_on(order, stream.generation)) for order in orders])
-        self._held.add(stream, orders, is_left=True)
+        self._held.add(stream, orders)
+
+    @property
+    def stranded(self) -> list[tuple[RequestStream, list[Add]]]:
+        """Requests that wait for its process, which is being started again.
+
+        Each with the orders of its outputs that have not ended, as the first engine got them.
+        """
+        if self.takes_requests or not self.is_returning:
+            return []
+        return [(stream, self._held.orders_of(stream)) for stream in self._held.streams]
+
+    def hand_over(self, stream: RequestStream) -> None:
+        """Parts with a request that waits for its process: another one has it."""
+        assert not self.takes_requests, "the process knows nothing of it"
+        self._held.drop(stream)
 
     def refuse_if_gone(self) -> None:
         """Refuses when there is no process to work on a request, and will be none.
@@ -207,6 +225,7 @@ class Replica:
         mine = tuple(i for i in request_ids if self._held.forget(i))
         if mine and self.takes_requests and self._process is not None:
             self._process.tell(Abort(mine))
+            self._freed()
 
     async def look(self) -> Seen:
         """What the engine looks like, between two steps; those who look at once see the same.
@@ -243,6 +262,8 @@ class Replica:
         match report:
             case Stepped():
                 self._deal_out(report)
+            case Begun(request_ids):
+                self._held.begin(request_ids)
             case Profiled():
                 self._meter.profiled(self._name, report)
             case Idle(load):
@@ -261,14 +282,16 @@ class Replica:
                 self._begun()
                 self.health.ready, self.health.why = True, ""
                 self._tell("Its ranks work again.")
+                self._freed()
             case Died():
                 self._died = report
 
     def lost(self, why: str) -> None:
         """The process has hung up, and is started again unless it was told to end.
 
-        Its requests go on at another one, or when it works again; they end with an error if they were
-        left before and have had nothing since, or if it has said itself that it has given up.
+        Its requests go on at another one, now or when that has a place, or here when it works again.
+        They end with an error if it worked on them, as one that was lost before had, and they have had
+        nothing in between, or if it has said itself that it has given up and there is no other.
 
         Args:
             why: a sentence, if it has not said one itself.
@@ -315,6 +338,7 @@ class Replica:
         self.health.load, self.health.stats = step.load, step.stats
         touched: dict[RequestStream, None] = {}
         enough: list[int] = []
+        before = len(self._held)
         now_s = self._meter.now_s()
         for event in step.events:
             stream = self._held.stream_of(event.request_id)
@@ -335,6 +359,8 @@ class Replica:
             stream.wake()
         self._meter.stepped(self._name, step)
         self._show(step.load)
+        if len(self._held) < before:
+            self._freed()
 
     def _show_idle(self) -> None:
         """What a lost process was busy with is nothing now: whoever counts places would wait for it."""
@@ -368,11 +394,11 @@ class Replica:
             orders_of: a request -> its orders that another engine may have.
             may_wait: whether any may.
         """
-        for stream in self._held.streams:
+        for stream in self._held.in_line:
             orders = orders_of(stream)
-            is_elsewhere = bool(orders) and self._left(stream, orders)
+            is_elsewhere = bool(orders) and self._left(stream, orders, may_wait)
             if orders and may_wait and not is_elsewhere:
-                self._held.add(stream, orders, is_left=True)
+                self._held.add(stream, orders)
                 continue
             self._held.drop(stream)
             if not is_elsewhere:
@@ -398,6 +424,7 @@ class Replica:
             else:
                 self._send(list(map(encode, self._held.orders)))  # they have waited for it
                 self._tell("It works again.")
+                self._freed()
                 return
         self.health.gone = True
         # None of them was with an engine since: those that have waited may all go to another one.

@@ -36,16 +36,23 @@ class Router:
             busy: for each engine that takes requests, how full it is, the first number before the
                 second; there is one at least.
         """
-        made = self._keys.keys(tokens, cache_salt=cache_salt)
-        num_full = len(tokens) // self._keys.layout.unit_tokens
-        chain = [made.key(index) for index in range(num_full)]
+        chain = self._chain(tokens, cache_salt)
         best = min(busy, key=lambda replica: (-self._num_known(replica, chain), busy[replica], replica))
         self._remember(best, chain)
         return best
 
+    def remember(self, replica: int, tokens: Sequence[int], *, cache_salt: str) -> None:
+        """An engine was given a request without a choice, and is expected to know its prompt."""
+        self._remember(replica, self._chain(tokens, cache_salt))
+
     def forget(self, replica: int) -> None:
         """An engine has begun with an empty cache."""
         self._known[replica].clear()
+
+    def _chain(self, tokens: Sequence[int], cache_salt: str) -> list[bytes]:
+        """Keys of a prompt's full units."""
+        made = self._keys.keys(tokens, cache_salt=cache_salt)
+        return [made.key(index) for index in range(len(tokens) // self._keys.layout.unit_tokens)]
 
     def _num_known(self, replica: int, chain: Sequence[bytes]) -> int:
         known = self._known[replica]

@@ -28,6 +28,7 @@ from kvspan.engine.messages import (
     Abort,
     Add,
     Begin,
+    Begun,
     Chosen,
     CollectiveTime,
     Died,
@@ -247,6 +248,8 @@ class Service:
     def _obey(self, order: Order) -> None:
         match order:
             case Add():
+                if order.params.structured_outputs is not None:
+                    self._begins((order.request_id,))  # a library makes of it what it can
                 self._core.take(order)
             case Look():
                 self._link.tell(Seen(self._core.look(), self._core.stats))
@@ -260,7 +263,7 @@ class Service:
         if profiled:
             self._executor.watch(True)
         started_s = self._clock.now_s()
-        events = self._core.step()
+        events = self._core.step(self._begins)
         step_s = self._clock.now_s() - started_s
         self._longest_step_s = max(self._longest_step_s, step_s)
         self._link.tell(Stepped(tuple(events), self._core.stats, self._core.load, step_s))
@@ -268,6 +271,9 @@ class Service:
             self._profiled_s = started_s
             spans = self._executor.watch(False)
             self._link.tell(Profiled(parts_of(spans), step_s, collectives_of(spans)))
+
+    def _begins(self, request_ids: tuple[int, ...]) -> None:
+        self._link.tell(Begun(request_ids))
 
     def _recover(self, loss: EngineDeadError) -> None:
         """Starts the ranks again, if need be several times.

@@ -39,6 +39,8 @@ class RequestStream:
     ) -> None:
         self.generation = generation
         self.timings = timings
+        self.num_tokens_at_loss: int | None = None
+        """Tokens that it had had when an engine that worked on it was lost; None = none was."""
         self._decoder, self._abort = decoder, abort
         self._ended: Callable[[RequestStream, KvspanError | None], None] | None = ended
         self._pieces: list[Piece] = []

@@ -16,7 +16,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from kvspan.errors import ConfigError, ModelError, RequestError
+from kvspan.errors import ConfigError, ModelError, RequestError, reason_of
 from kvspan.loading.template_reading import Message, Reading, read_template
 
 DEFAULT = "default"
@@ -120,7 +120,7 @@ def read_chat_template(path: Path) -> str:
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {path} cannot be read: {error}.") from error
+        raise ConfigError(f"--chat-template {path} cannot be read: {reason_of(error)}.") from error
     ChatTemplate({DEFAULT: source}, where=f"--chat-template {path}", special_tokens={})
     return source
 

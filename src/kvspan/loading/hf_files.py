@@ -17,7 +17,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}.") from None
+        raise ModelError(
+            f"{path.parent} has no {path.name}: take the file from where the weights come from."
+        ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):

@@ -61,7 +61,10 @@ def locate(model: str, *, weights: bool = True) -> Path:
         return _in_directory(path, weights=weights)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ModelError(f"{path} is neither a directory nor a .gguf file.")
+            raise ModelError(
+                f"{path} is neither a directory nor a .gguf file: a checkpoint's model is the directory "
+                "that its config.json is in."
+            )
         return path
     if model in PACKAGES:
         if (packaged := find_packaged(model)) is None:
@@ -111,7 +114,7 @@ def _download(model: str, *, weights: bool) -> Path:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
             f'"{model}" is neither a file or directory here, nor can it be had from the Hugging Face '
-            f"hub: {first_line} (Built-in models: {', '.join(PACKAGES)}.)"
+            f"hub: {first_line.rstrip('.')}. (Built-in models: {', '.join(PACKAGES)}.)"
         ) from error
 
 

@@ -162,7 +162,10 @@ def _diagnosis(path: Path) -> str | None:
             return f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull`."
         header_bytes = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or header_bytes > found_bytes:
-            return f"{path} is no safetensors file, or is cut off: it has {found_bytes} bytes."
+            return (
+                f"{path} is no safetensors file, or is cut off: it has {found_bytes} bytes. Download it "
+                "again."
+            )
         header = file.read(header_bytes)
     try:
         ends = [

@@ -50,7 +50,7 @@ class HomeRanks(SimulatedRanks):
             pcp_size=1,
             rule=self._homes.spread.ways.rule,
             split_tokens=NEVER,
-            alone_tokens=NEVER,
+            meet_tokens=NEVER,
             few_rows=FEW_ROWS,
         )
         for row, home in zip(step.rows, homes.of_rows(step.rows, pools_of_rows), strict=True):

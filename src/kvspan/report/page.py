@@ -79,10 +79,14 @@ def check_places(*paths: Path | None) -> None:
         paths: of files; None = none is wanted.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: there is no such directory, or one stands there.
     """
     for path in paths:
-        if path is not None and not path.parent.is_dir():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ConfigError(f"The report {path} cannot be written: it is a directory, name a file.")
+        if not path.parent.is_dir():
             raise ConfigError(
                 f"The report {path} cannot be written: there is no directory {path.parent}."
             )

@@ -76,6 +76,16 @@ def svg(plot: Plot) -> str:
     return re.sub(r"^.*?(?=<svg)", "", buffer.getvalue(), flags=re.DOTALL)
 
 
+def refuse_no_plot(path: Path) -> None:
+    """Refuses a file that no plot can be written to, before minutes go into what it would show.
+
+    Raises:
+        ConfigError: it is neither `.svg` nor `.png`.
+    """
+    if path.suffix not in (".svg", ".png"):
+        raise ConfigError(f"A plot is .svg or .png, not {path}.")
+
+
 def save(plot: Plot, path: Path) -> None:
     """Writes a plot.
 
@@ -86,8 +96,7 @@ def save(plot: Plot, path: Path) -> None:
     Raises:
         ConfigError: it ends otherwise, or cannot be written.
     """
-    if path.suffix not in (".svg", ".png"):
-        raise ConfigError(f"A plot is .svg or .png, not {path}.")
+    refuse_no_plot(path)
     metadata = {"Date": None} if path.suffix == ".svg" else None
     try:
         with _style(plot):

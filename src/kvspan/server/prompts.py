@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from kvspan.errors import RequestError, blaming
 from kvspan.loading.template_reading import Reading
@@ -13,7 +13,9 @@ from kvspan.unicode import check_unicode
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who speaks, in OpenAI's words."""
 
-_LONG_CHARACTERS = 20_000  # takes some milliseconds, in which every stream would stand still
+_LONG = 20_000  # characters, or tokens, take some milliseconds, in which every stream would stand still
+
+T = TypeVar("T")
 
 
 async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -27,12 +29,35 @@ async def encode(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = 
     Raises:
         RequestError: the text is no Unicode.
     """
-    check_unicode("The text", text)
+    (ids,) = await encode_all(tokenizer, [text], add_special_tokens=add_special_tokens)
+    return ids
 
-    def work() -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    return await asyncio.to_thread(work) if len(text) > _LONG_CHARACTERS else work()
+async def encode_all(
+    tokenizer: Tokenizer, texts: Sequence[str], *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    """Cuts several texts into tokens; the arguments are those of `encode`."""
+    for text in texts:
+        check_unicode("The text", text)
+
+    def work() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    return await _beside(work, size=sum(map(len, texts)))
+
+
+async def decode_all(tokenizer: Tokenizer, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of several lists of tokens."""
+
+    def work() -> list[str]:
+        return [tokenizer.decode(ids) for ids in prompts]
+
+    return await _beside(work, size=sum(map(len, prompts)))
+
+
+async def _beside(work: Callable[[], T], *, size: int) -> T:
+    """Does it off the event loop, if its size says that it takes long."""
+    return await asyncio.to_thread(work) if size > _LONG else work()
 
 
 def render(

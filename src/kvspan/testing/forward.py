@@ -56,10 +56,10 @@ class ForwardCase:
         random_pools: whether units go to pools at random, and not round them.
         ranks_are_homes: whether a rank of a DCP group attends alone for rows whose keys it has all.
         least_tokens_to_split: new tokens from which on a row is cut over PCP coordinates ...
-        alone_tokens: ... and from which on they meet for it, though one of them has all its keys.
+        meet_tokens: ... and from which on they meet for it, though one of them has all its keys.
         together_tokens: latents from which on coordinates make keys and values of them together.
         team_rows: rows of the fullest coordinate with which they multiply all rows as a team.
-        few_rows: rows of the fullest coordinate, all decoding, with which all travel if one does.
+        few_rows: that decode, of the fullest coordinate, with which all rows travel if one does.
         prefill_strategy: what travels for cached context.
         shared_memory: whether ranks talk through memory they share, or as threads do.
     """
@@ -75,7 +75,7 @@ class ForwardCase:
     kv_dtype: torch.dtype | None = None
     workspace_tokens: int = 16
     least_tokens_to_split: int = 1
-    alone_tokens: int = sys.maxsize
+    meet_tokens: int = sys.maxsize
     together_tokens: int = sys.maxsize
     team_rows: Span = NO_TEAM
     few_rows: Span = NO_TEAM
@@ -248,7 +248,7 @@ def _shares(step: Step, mirrors: Mirrors, case: ForwardCase, rule: PrefillRule, 
         pcp_size=case.topology.pcp_size,
         rule=rule,
         split_tokens=case.least_tokens_to_split,
-        alone_tokens=case.alone_tokens,
+        meet_tokens=case.meet_tokens,
         few_rows=case.few_rows,
     )
     pools = [mirrors[row.request_id].table.used_pools for row in step.rows]

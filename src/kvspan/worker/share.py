@@ -10,7 +10,17 @@ through the network, and the home alone has to do with its rows in attention. Pr
 work for one home are shared out all the same, since a step takes as long as its busiest rank needs: by
 rows where homes are coordinates, by heads where they are ranks. The home keeps the keys. Of a few
 rows that decode nobody picks out their own: those of others see no key, and add nothing. And where ranks
-meet for one of them, all of them travel.
+meet for a row anyway, and few decode, all rows travel.
+
+Who has which row follows from how many there are:
+
+    split_tokens           new tokens from which on a row is cut for coordinates
+    meet_tokens            ... and from which on coordinates meet for one of a home; of ranks that are
+                           homes it is PAIRS_WORTH_MEETING
+    few_rows               that decode: where ranks meet anyway, no row stays at its home
+    ROWS_WORTH_SHARING     that decode: ranks that are homes pick out their own; new tokens: they leave
+                           heads of a prompt to others
+    team_rows              of a coordinate: all multiply the rows of all, each by a part of the weights
 
 Every rank computes the shares of all others from the same global values, and so knows how much each of
 them brings to a collective. P = 1 is one coordinate that has everything.
@@ -39,7 +49,7 @@ ROWS_WORTH_SHARING = 16
 collective, and rows that decode from which on it picks out its own: fewer are bound by reading
 weights."""
 FEW_ROWS = Span(1, ROWS_WORTH_SHARING)
-"""That decode where ranks are homes: of fewer than are worth sharing all travel as soon as one does."""
+"""That decode where ranks are homes: with fewer than are worth sharing, all travel if one does."""
 PAIRS_WORTH_MEETING = 1 << 21
 """(query, key) pairs of a row beyond which that is worth a collective. A prompt of 2,048 tokens has no
 more, so that traffic of short requests makes none."""
@@ -219,8 +229,8 @@ class Homes:
         pcp_size: P; 1 where ranks are homes.
         rule: which rows have their keys gathered, and so attend head by head.
         split_tokens: new tokens from which on coordinates share out a row ...
-        alone_tokens: ... and from which on they meet for it, though one has all its keys.
-        few_rows: rows of a coordinate with which a step that decodes lasts as long as it reads weights.
+        meet_tokens: ... and from which on they meet for it, though one has all its keys.
+        few_rows: that decode, of a coordinate, with which all rows travel where ranks meet for one.
     """
 
     num_pools: int
@@ -228,7 +238,7 @@ class Homes:
     pcp_size: int
     rule: PrefillRule
     split_tokens: int
-    alone_tokens: int
+    meet_tokens: int
     few_rows: Span
 
     @classmethod
@@ -240,7 +250,7 @@ class Homes:
             pcp_size=resolved.pcp_size,
             rule=rule,
             split_tokens=resolved.split_tokens,
-            alone_tokens=resolved.alone_tokens,
+            meet_tokens=resolved.meet_tokens,
             few_rows=FEW_ROWS if resolved.pcp_size == 1 else resolved.team_rows,
         )
 
@@ -254,8 +264,9 @@ class Homes:
         homes = [home_of(its, num_pools=self.num_pools, num_homes=self.num_homes) for its in pools]
         if self.num_homes == 1:
             return homes
-        if None in homes and self._are_few(rows):
-            # That is no collective more; dealt out evenly, such steps have one shape, and so are played.
+        if None in homes and self._few_decode(rows):
+            # That is no collective more, no home is busier than the other, and of those steps in which
+            # all decode, all have one shape, and so are played.
             return [None] * len(rows)
         by_all = self._shared_by_coordinates if self.pcp_size > 1 else self._shared_by_ranks
         return [
@@ -263,14 +274,15 @@ class Homes:
             for is_shared, home in zip(by_all(rows, homes), homes, strict=True)
         ]
 
-    def _are_few(self, rows: Sequence[Row]) -> bool:
-        """Whether all rows decode, and no coordinate has many of them."""
-        return -(-len(rows) // self.pcp_size) in self.few_rows and all_decode(rows)
+    def _few_decode(self, rows: Sequence[Row]) -> bool:
+        """Whether no coordinate has many rows that decode."""
+        num_decode = sum(row.num_tokens == 1 for row in rows)
+        return -(-num_decode // self.pcp_size) in self.few_rows
 
     def _shared_by_coordinates(self, rows: Sequence[Row], homes: Sequence[int | None]) -> list[bool]:
         """Prompts over which others would wait; where all meet anyway, whatever is worth cutting."""
-        meet = None in homes or any(row.num_tokens >= self.alone_tokens for row in rows)
-        least = max(self.split_tokens, 2) if meet else self.alone_tokens
+        meet = None in homes or any(row.num_tokens >= self.meet_tokens for row in rows)
+        least = max(self.split_tokens, 2) if meet else self.meet_tokens
         return [row.num_tokens >= least for row in rows]
 
     def _shared_by_ranks(self, rows: Sequence[Row], _: Sequence[int | None]) -> list[bool]:

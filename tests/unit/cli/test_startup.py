@@ -24,9 +24,15 @@ def resolved_of(model: str, options: dict[str, object]) -> Resolved:
 
 
 def printed(resolved: Resolved) -> list[str]:
+    """The choices, each on one line however it is folded."""
+    whole = text_of(resolved).replace("\n      ", " ")
+    return [line[2:] for line in whole.splitlines() if line.startswith("  ")]
+
+
+def text_of(resolved: Resolved) -> str:
     file = io.StringIO()
     print_choices(Console(file=file, soft_wrap=True), resolved)
-    return [line[2:] for line in file.getvalue().splitlines() if line.startswith("  ")]
+    return file.getvalue()
 
 
 @pytest.mark.parametrize("model", ["SmolLM2-135M", "DeepSeek-R1"])
@@ -43,6 +49,17 @@ def test_each_line_has_a_flag_or_is_in_the_docs(
         assert name in FLAGS or f"\n| `{name}` | " in table
 
 
+@pytest.mark.parametrize("model", ["SmolLM2-135M", "DeepSeek-R1"])
+def test_no_line_is_longer_than_a_terminal(model: str) -> None:
+    resolved = resolved_of(model, {**COORDINATES, "dcp_mode": "elastic"})
+    assert max(len(f"  {line}") for line in printed(resolved)) > 120
+    assert max(map(len, text_of(resolved).splitlines())) <= 120
+    assert all(
+        why.split() == line.split()[-len(why.split()) :]
+        for line, why in zip(printed(resolved), resolved.why.values(), strict=False)
+    )
+
+
 @pytest.mark.parametrize("layout", [COORDINATES, RANKS], ids=["coordinates", "ranks"])
 def test_a_choice_under_a_flag_is_in_words_that_the_flag_takes(layout: dict[str, object]) -> None:
     (line,) = [
@@ -57,5 +74,5 @@ def test_values_are_spelled_for_readers() -> None:
     starts = [line.split(":")[0] for line in lines]
     assert "--dcp-q-replicate on" in starts
     assert "--gpu-memory-utilization 0.4" in starts
-    assert "alone_tokens 2" in starts
+    assert "meet_tokens 2" in starts
     assert any(start.startswith("team_rows 1 to ") for start in starts)

@@ -54,14 +54,14 @@ def test_the_dearer_an_exchange_the_rarer_are_steps_that_have_one(layout: dict[s
 def test_a_home_computes_prompts_alone_as_long_as_others_would_meet_for_longer_than_they_wait() -> None:
     """135 million weights are 1.6 ms a token at 170 GFLOP/s, of which others wait for half; 30 layers
     hand keys round in 60 ms over gloo, and in 0.72 ms over shared memory."""
-    assert resolved_of(**HOMES).alone_tokens == NEVER
-    assert resolved_of(**RANKS, dcp_mode="elastic").alone_tokens == NEVER
+    assert resolved_of(**HOMES).meet_tokens == NEVER
+    assert resolved_of(**RANKS, dcp_mode="elastic").meet_tokens == NEVER
     model = find_model("SmolLM2-135M").config
     for comm, tokens in (("shm", 2), ("gloo", 152)):
         asked = EngineConfig.from_mapping({"model": "m", **HOMES, "dcp_mode": "elastic", "comm": comm})
         resolved = resolve(asked, model, Machine(cores=2))
-        assert resolved.alone_tokens == tokens
-        assert f"the products of {tokens} tokens take" in resolved.why["alone_tokens"]
+        assert resolved.meet_tokens == tokens
+        assert f"the products of {tokens} tokens take" in resolved.why["meet_tokens"]
 
 
 def test_a_model_whose_steps_cost_far_more_than_an_exchange_has_one_in_each() -> None:

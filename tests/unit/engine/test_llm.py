@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvspan import (
     LLM,
@@ -145,6 +146,24 @@ def test_logits_that_are_no_numbers_end_their_output_alone(tmp_path: Path) -> No
         assert llm.generate([10, 11], GREEDY, use_tqdm=False)[0].outputs == good.outputs
         llm.engine.core.check()
         assert llm.engine.core.free_tokens == llm.engine.core.plan.tokens_total
+
+
+@pytest.mark.parametrize("exchange", ["a2a", "ag_rs"])
+@pytest.mark.parametrize("ranks", [{}, {"tensor": 2}, {"prefill_context": 2}], ids=str)
+def test_queries_that_overflow_are_no_answer(
+    tmp_path: Path, ranks: dict[str, int], exchange: str
+) -> None:
+    weights = write_checkpoint(tmp_path, TINY["llama-gqa"], seed=5)
+    weights["model.layers.0.self_attn.q_proj.weight"] *= 1e38  # what is added to its output stays finite
+    weights["model.layers.0.self_attn.q_proj.weight"] *= 100
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    options = {f"{axis}_parallel_size": size for axis, size in ranks.items()}
+    if ranks:
+        options |= {"decode_context_parallel_size": 2, "distributed_executor_backend": "inprocess"}
+    with LLM(str(tmp_path), **OPTIONS, **options, dcp_comm_backend=exchange) as llm:
+        (bad,) = llm.generate([list(range(10, 60))], GREEDY, use_tqdm=False)
+    assert bad.outputs[0].finish_reason == FinishReason.ERROR
+    assert "203 logits 203 are NaN" in str(bad.outputs[0].error)
 
 
 def test_length_ends_at_max_tokens_and_at_max_model_len(llm: LLM) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvspan.config.engine import EngineConfig
@@ -13,13 +14,15 @@ from kvspan.config.resolved import Resolved
 from kvspan.cost.memory import CachePlan
 from kvspan.engine.async_llm import AsyncLLM
 from kvspan.engine.build import resolve_engine
+from kvspan.engine.checks import check_request
 from kvspan.engine.events import EngineLoad, EngineStats, Event
 from kvspan.engine.messages import (
     Abort,
     Add,
+    Begin,
+    Begun,
     Chosen,
     Died,
-    End,
     Order,
     Ready,
     Stepped,
@@ -27,7 +30,7 @@ from kvspan.engine.messages import (
     encode,
 )
 from kvspan.engine.stream import RequestStream
-from kvspan.errors import EngineDeadError
+from kvspan.errors import EngineDeadError, RequestError
 from kvspan.request import FinishReason, SamplingParams
 from kvspan.server.exposition import exposition
 from kvspan.step import unpack_tokens
@@ -67,14 +70,23 @@ class FakeEngine:
             self.aborted += order.request_ids
         elif self.refuses:
             self.lost(self.refuses)
-        elif not isinstance(order, End):
-            self._heard(encode(Chosen(self._resolved, self._resolved.model)))
+        elif isinstance(order, Begin):
+            places = order.options["max_num_seqs"] or self._resolved.max_num_seqs
+            resolved = msgspec.structs.replace(self._resolved, max_num_seqs=places)
+            self._heard(encode(Chosen(resolved, resolved.model)))
             self._heard(encode(Ready((), PLAN)))
 
     def send(self, body: bytes) -> None:
         order = decode_order(body)
         assert isinstance(order, Add)
         self.added.append(order)
+
+    def begins(self) -> None:
+        """With everything that it was given."""
+        self.says_it_begins(*(order.request_id for order in self.added))
+
+    def says_it_begins(self, *request_ids: int) -> None:
+        self._heard(encode(Begun(request_ids)))
 
     def gives_up(self, why: str) -> None:
         self._heard(encode(Died("EngineDeadError", why)))
@@ -113,10 +125,16 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[FakeEngine]
 
 
 def run(
-    model: Path, test: Callable[[AsyncLLM], Any], *, replicas: int = 2, max_restarts: int = 0
+    model: Path,
+    test: Callable[[AsyncLLM], Any],
+    *,
+    replicas: int = 2,
+    max_restarts: int = 0,
+    max_num_seqs: int | None = None,
 ) -> None:
     async def whole() -> None:
-        options = {"load_format": "dummy", "data_parallel_size": replicas}
+        options: dict[str, Any] = {"load_format": "dummy", "data_parallel_size": replicas}
+        options |= {} if max_num_seqs is None else {"max_num_seqs": max_num_seqs}
         async with AsyncLLM(str(model), max_restarts=max_restarts, **options) as llm:
             await test(llm)
 
@@ -184,8 +202,10 @@ def test_a_request_that_is_the_end_of_its_engine_is_not_the_end_of_all(
 
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         moved = next(i for i in range(3) if i != first and engines[i].added)
+        engines[moved].begins()
         engines[moved].lost("So was this.")
         assert sum(len(engine.added) for engine in engines) == 2
         with pytest.raises(EngineDeadError, match="So was this"):
@@ -197,8 +217,10 @@ def test_a_request_that_is_the_end_of_its_engine_is_not_the_end_of_all(
 def test_a_request_that_has_advanced_is_moved_again(tmp_path: Path, engines: list[FakeEngine]) -> None:
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines, n=2)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         second = next(i for i in range(3) if i != first and engines[i].added)
+        engines[second].begins()
         advanced, fresh = (order.request_id for order in engines[second].added)
         engines[second].gives(advanced, 7)
         engines[second].lost("So was this.")
@@ -210,6 +232,33 @@ def test_a_request_that_has_advanced_is_moved_again(tmp_path: Path, engines: lis
         assert await tokens(stream) == [7, 8, 8]
 
     run(tmp_path, test, replicas=3)
+
+
+def test_of_several_prompts_all_are_queued_or_none_and_each_is_checked_once(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[list[int]] = []
+
+    def check(resolved: Resolved, prompt: list[int], params: SamplingParams) -> None:
+        checked.append(prompt)
+        check_request(resolved, prompt, params)
+
+    monkeypatch.setattr("kvspan.engine.async_llm.check_request", check)
+
+    async def test(llm: AsyncLLM) -> None:
+        params = SamplingParams(max_tokens=1)
+        with pytest.raises(RequestError, match="empty"):
+            llm.add_all([PROMPT, []], params)
+        assert not engines[0].added
+        assert llm.num_unfinished == 0
+        checked.clear()
+        streams = llm.add_all([PROMPT, [6]], params)
+        assert checked == [PROMPT, [6]]
+        for request_id in (0, 1):
+            engines[0].gives(request_id, 8, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+
+    run(tmp_path, test, replicas=1)
 
 
 def test_a_lost_engine_is_busy_with_nothing(tmp_path: Path, engines: list[FakeEngine]) -> None:
@@ -280,9 +329,11 @@ def test_with_a_request_that_has_had_nothing_an_engine_is_started_again_once(
 ) -> None:
     async def test(llm: AsyncLLM) -> None:
         stream, first = asked(llm, engines)
+        engines[first].begins()
         engines[first].lost("It was killed.")
         again = await started_again(llm, engines)
         other = llm.add(PROMPT, SamplingParams(max_tokens=1))
+        again.begins()
         again.lost("So was this.")
         with pytest.raises(EngineDeadError, match="So was this"):
             await tokens(stream)
@@ -405,11 +456,40 @@ def test_who_has_waited_for_an_engine_has_not_been_lost_with_one(
         for number in (1, 2):
             while len(engines) == number or not engines[number].added:
                 await asyncio.sleep(0)
+            engines[number].begins()
             if number == 1:
                 engines[1].lost("So was this.")
         engines[2].lost("And this.")
         with pytest.raises(EngineDeadError, match="And this"):
             await tokens(stream)
+
+    run(tmp_path, test, replicas=1, max_restarts=3)
+
+
+def test_who_only_queued_at_engines_that_were_lost_is_not_blamed(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """Of two requests each engine begins with the first, and is lost; the second one is still there."""
+
+    async def test(llm: AsyncLLM) -> None:
+        blamed, _ = asked(llm, engines)
+        queued, _ = asked(llm, engines)
+        for number in (0, 1):
+            while len(engines) == number or not llm.health.ready:
+                await asyncio.sleep(0)
+            engines[number].says_it_begins(*blamed.generation.outputs)
+            engines[number].lost(f"Engine {number} was killed.")
+        with pytest.raises(EngineDeadError, match="Engine 1 was killed"):
+            await tokens(blamed)
+        while len(engines) < 3 or not llm.health.ready:
+            await asyncio.sleep(0)
+        assert [order.request_id for order in engines[2].added] == list(queued.generation.outputs)
+        engines[2].begins()
+        engines[2].lost("This was the first with it.")
+        while len(engines) < 4 or not llm.health.ready:
+            await asyncio.sleep(0)
+        engines[3].gives(engines[3].added[0].request_id, 8, FinishReason.LENGTH)
+        assert await tokens(queued) == [8]
 
     run(tmp_path, test, replicas=1, max_restarts=3)
 
@@ -428,6 +508,96 @@ def test_nobody_waits_for_an_engine_that_is_not_started_again(
         assert llm.num_unfinished == 0
 
     run(tmp_path, test, replicas=1, max_restarts=0)
+
+
+def test_what_waits_for_an_engine_goes_to_another_that_is_back_first(
+    tmp_path: Path, engines: list[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as it has places for; the others when a place is free, in line, or when theirs is back."""
+    doors = {2: asyncio.Event(), 3: asyncio.Event()}  # the engines that are started again
+
+    async def connect(engine: FakeEngine) -> None:
+        if door := doors.get(engines.index(engine)):
+            await door.wait()
+
+    def given(number: int) -> list[int]:
+        return [order.request_id for order in engines[number].added]
+
+    async def works(number: int) -> None:
+        while not given(number):
+            await asyncio.sleep(0)
+
+    async def test(llm: AsyncLLM) -> None:
+        monkeypatch.setattr(FakeEngine, "connect", connect)
+        streams = [
+            llm.add([3, 4, number], SamplingParams(max_tokens=2), priority=priority)
+            for number, priority in enumerate([0, 0, -1, 0])
+        ]
+        assert [given(0), given(1)] == [[0, 2], [1, 3]]
+        engines[0].gives(0, 6)
+        engines[1].lost("It was killed.")
+        assert given(0) == [0, 2, 1]  # for 3 there is no place
+        engines[0].lost("So was this.")
+        streams.append(llm.add(PROMPT, SamplingParams(max_tokens=2)))
+        while len(engines) < 4:
+            await asyncio.sleep(0)
+        doors[2].set()
+        await works(2)
+        assert given(2) == [3, 4, 2]
+        engines[2].gives(3, 7)
+        assert given(2) == [3, 4, 2]
+        engines[2].gives(3, 8, FinishReason.LENGTH)
+        assert given(2) == [3, 4, 2, 0]
+        assert unpack_tokens(engines[2].added[-1].tokens).tolist() == [3, 4, 0, 6]
+        streams[2].abort()
+        assert given(2) == [3, 4, 2, 0, 1]
+        streams.append(llm.add(PROMPT, SamplingParams(max_tokens=2)))
+        assert given(2) == [3, 4, 2, 0, 1, 5]  # it does not wait for an engine while there is one
+        doors[3].set()
+        while not all(health.ready for health in llm.healths):
+            await asyncio.sleep(0)
+        assert not engines[3].added
+        for number in (0, 1, 4, 5):
+            engines[2].gives(number, 9, FinishReason.STOP)
+        found = [await tokens(stream) for stream in streams if stream is not streams[2]]
+        assert found == [[6, 9], [9], [7, 8], [9], [9]]
+        assert llm.num_unfinished == 0
+
+    run(tmp_path, test, max_restarts=1, max_num_seqs=3)
+
+
+def test_who_finds_no_place_elsewhere_goes_on_where_it_was_if_that_is_back_first(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        streams = [llm.add([3, 4, number], SamplingParams(max_tokens=1)) for number in range(2)]
+        engines[0].lost("It was killed.")
+        assert len(engines[1].added) == 1
+        while not all(health.ready for health in llm.healths):
+            await asyncio.sleep(0)
+        assert [order.request_id for order in engines[2].added] == [0]
+        engines[2].gives(0, 8, FinishReason.LENGTH)
+        engines[1].gives(1, 9, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [9]]
+
+    run(tmp_path, test, max_restarts=1, max_num_seqs=1)
+
+
+def test_who_may_not_wait_goes_to_an_engine_that_is_full(
+    tmp_path: Path, engines: list[FakeEngine]
+) -> None:
+    """There is no other that will be back."""
+
+    async def test(llm: AsyncLLM) -> None:
+        streams = [llm.add([3, 4, number], SamplingParams(max_tokens=1)) for number in range(2)]
+        engines[0].lost("It was killed.")
+        while len(engines[1].added) < 2:
+            await asyncio.sleep(0)
+        for number in range(2):
+            engines[1].gives(number, 8, FinishReason.LENGTH)
+        assert [await tokens(stream) for stream in streams] == [[8], [8]]
+
+    run(tmp_path, test, max_restarts=0, max_num_seqs=1)
 
 
 def test_what_waits_for_an_engine_that_is_given_up_goes_to_another(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,23 @@ from kvspan.engine import service
 from kvspan.engine.build import resolve_engine
 from kvspan.engine.core import EngineCore
 from kvspan.engine.heartbeat import Heart
-from kvspan.engine.messages import Add, Begin, CollectiveTime, End, encode
+from kvspan.engine.messages import (
+    Add,
+    Begin,
+    Begun,
+    CollectiveTime,
+    End,
+    Order,
+    Report,
+    decode_report,
+    encode,
+)
 from kvspan.engine.service import Link, Service, collectives_of, parts_of
-from kvspan.errors import EngineDeadError, LateError
+from kvspan.errors import KvspanError, LateError
+from kvspan.executor.crew import Inbox
 from kvspan.request import SamplingParams
 from kvspan.step import Fill, RankReport, Sampled, Step, StepResult, TimedSpan, pack_tokens
+from kvspan.structured import StructuredOutputsParams
 from kvspan.testing.tiny import TINY
 from kvspan.worker.messages import LENGTH
 
@@ -105,9 +118,6 @@ class Slow:
 def test_who_is_late_again_and_again_is_told_of_the_flag(
     num_in_time: int, seen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
-    options = {"model": str(tmp_path), "load_format": "dummy", "step_timeout": 0.5, "max_model_len": 64}
-    resolved, _ = resolve_engine(EngineConfig.from_mapping({**options, "kv_cache_memory": "1MiB"}))
     clock = VirtualClock()
     started: list[Slow] = []
 
@@ -116,28 +126,64 @@ def test_who_is_late_again_and_again_is_told_of_the_flag(
         return started[-1]
 
     monkeypatch.setattr(service, "make_executor", start)
+    given_up, _ = served(tmp_path, start(), clock, [asked(0)], max_restarts=2)
+    assert len(started) == 1 + 2
+    assert "there were 2 restart(s) in ten minutes (--max-restarts)." in str(given_up)
+    assert f"more than --step-timeout 0.5 ({seen}): raise it." in str(given_up)
+
+
+def test_with_whom_a_step_begins_is_told_before_it_runs(tmp_path: Path) -> None:
+    """The third of three that run two at a time waits, and is in no step."""
+    clock = VirtualClock()
+    _, told = served(tmp_path, Slow(clock, 0), clock, [asked(i) for i in range(3)], max_num_seqs=2)
+    assert told == [Begun((0, 1))]
+
+
+def test_whose_form_is_made_is_told_before_it_is(tmp_path: Path) -> None:
+    """Here there is no tokenizer to make one with, and that is the end."""
+    clock = VirtualClock()
+    form = StructuredOutputsParams(regex="a")
+    _, told = served(tmp_path, Slow(clock, 0), clock, [asked(0), asked(1, structured_outputs=form)])
+    assert told == [Begun((1,))]
+
+
+def asked(request_id: int, **more: Any) -> Add:
+    params = SamplingParams(max_tokens=30, ignore_eos=True, **more)
+    return Add(request_id, pack_tokens([3, 4]), 2, params, 0, "", 0)
+
+
+def served(
+    model: Path,
+    executor: Slow,
+    clock: VirtualClock,
+    orders: Sequence[Order],
+    *,
+    max_restarts: int = 0,
+    **more: object,
+) -> tuple[KvspanError, list[Report]]:
+    """How an engine that was given some orders at once gave up, and what it told until then."""
+    (model / "config.json").write_text(json.dumps(TINY["llama-gqa"]))
+    options = {"model": str(model), "load_format": "dummy", "step_timeout": 0.5, "max_model_len": 64}
+    asked = EngineConfig.from_mapping({**options, "kv_cache_memory": "1MiB", **more})
     ours, theirs = socket.socketpair()
     pipe = os.pipe()
-    executor = start()
-    begin, params = Begin(options, 2, False), SamplingParams(max_tokens=30, ignore_eos=True)
-    ours.sendall(_frame(encode(Add(0, pack_tokens([3, 4]), 2, params, 0, "", 0))))
+    ours.sendall(b"".join(_frame(encode(order)) for order in orders))
     serving = Service(
-        EngineCore(resolved, executor),
+        EngineCore(resolve_engine(asked)[0], executor),
         executor,
         Link(theirs),
-        begin,
+        Begin(options, max_restarts, False),
         heart=Heart(pipe[1], clock),
         clock=clock,
     )
-    with pytest.raises(EngineDeadError) as given_up:
+    with pytest.raises(KvspanError) as given_up:
         serving.run()
-    ours.close()
     theirs.close()
+    reports = map(decode_report, Inbox().feed(b"".join(iter(lambda: ours.recv(1 << 16), b""))))
+    ours.close()
     for end in pipe:
         os.close(end)
-    assert len(started) == 1 + 2
-    assert "there were 2 restart(s) in ten minutes (--max-restarts)." in str(given_up.value)
-    assert f"more than --step-timeout 0.5 ({seen}): raise it." in str(given_up.value)
+    return given_up.value, list(reports)
 
 
 def _frame(body: bytes) -> bytes:

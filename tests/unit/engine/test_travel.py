@@ -1,8 +1,10 @@
 """What travelled for cached context, counted by hand on small rows."""
 
+import dataclasses
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from kvspan.config.engine import EngineConfig
@@ -11,6 +13,7 @@ from kvspan.engine.build import resolve_engine
 from kvspan.engine.travel import ContextTravel, Travelled
 from kvspan.step import Row
 from kvspan.testing.tiny import TINY
+from kvspan.topology import Span
 
 CUT_HEADS = TINY["llama-gqa-9x3"] | {"head_dim": 16}
 """Of 9 heads of 16 each of 2 ranks has 72 columns, so that one is cut."""
@@ -110,6 +113,20 @@ def test_whole_sequences_on_each_coordinate_are_shared_out_and_travel_nowhere(tm
     travel = ContextTravel(resolved(tmp_path, "auto", **COORDINATES, decode_context_parallel_size=1))
     rows = [row(0, 300, 1), row(1, 500, 900)]
     assert travel.of(rows, lambda _: {0}) == Travelled(num_shared=1)
+
+
+def test_a_team_multiplies_steps_of_as_many_rows_as_it_pays_for(tmp_path: Path) -> None:
+    runs = resolved(tmp_path, "auto", **COORDINATES)
+    alone = ContextTravel(msgspec.structs.replace(runs, team_rows=Span(0, 0)))
+    team = ContextTravel(msgspec.structs.replace(runs, team_rows=Span(1, 9)))
+    few, many = ([row(i, 100, 1) for i in range(count)] for count in (16, 17))
+    assert [t.of(few, on_all_pools).by_team for t in (alone, team)] == [False, True]
+    assert not team.of(many, on_all_pools).by_team  # one coordinate has 9 of them
+    prompts = [row(0, 0, 6), row(1, 64, 5)]
+    found = team.of(prompts, on_all_pools)
+    assert found.by_team
+    assert found == dataclasses.replace(alone.of(prompts, on_all_pools), by_team=True)
+    assert not team.of([row(0, 0, 200)], on_all_pools).by_team
 
 
 def _token_bytes(runs: Resolved) -> int:

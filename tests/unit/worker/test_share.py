@@ -212,7 +212,7 @@ def test_coordinates_share_prompts_of_a_home_where_they_meet_anyway_or_others_wo
         pcp_size=2,
         rule=rule,
         split_tokens=64,
-        alone_tokens=500,
+        meet_tokens=500,
         few_rows=Span(1, 9),
     )
 
@@ -221,22 +221,22 @@ def test_coordinates_share_prompts_of_a_home_where_they_meet_anyway_or_others_wo
 
     assert of((1, {0}), (63, {1}), (499, {0})) == [0, 1, 0]
     assert of((1, {0}), (63, {1}), (64, {0}), (500, {1})) == [0, 1, None, None]
-    assert of((1, {0, 1}), (1, {1}), (63, {1}), (64, {0})) == [None, 1, 1, None]
+    many = [(1, {1})] * 18
+    assert of((1, {0, 1}), *many, (63, {1}), (64, {0})) == [None, *[1] * 19, None]
+    assert of((1, {0, 1}), (1, {1}), (63, {1}), (64, {0})) == [None] * 4
 
 
 @pytest.mark.parametrize(
     ("pcp_size", "few_rows"), [(1, Span(1, 16)), (2, Span(1, 5)), (2, Span(2, 9)), (2, NO_TEAM)]
 )
-def test_few_rows_that_decode_all_travel_where_ranks_meet_for_one_of_them(
-    pcp_size: int, few_rows: Span
-) -> None:
+def test_all_rows_travel_where_ranks_meet_for_one_and_few_decode(pcp_size: int, few_rows: Span) -> None:
     homes = Homes(
         num_pools=2,
         num_homes=2,
         pcp_size=pcp_size,
         rule=PrefillRule(row_bytes=10, token_bytes=1, least_rows=2),
         split_tokens=64,
-        alone_tokens=500,
+        meet_tokens=500,
         few_rows=few_rows,
     )
     for number in range(1, 20):
@@ -247,7 +247,8 @@ def test_few_rows_that_decode_all_travel_where_ranks_meet_for_one_of_them(
         is_few = -(-number // pcp_size) in few_rows
         assert met == ([None] * number if is_few else [*stay[1:], None])
         with_prompt = of_rows(homes, *at_home[1:], (1, {0, 1}), (2, {1}))
-        assert with_prompt == [*stay[1:], None, 1]
+        assert with_prompt == ([None] * (number + 1) if is_few else [*stay[1:], None, 1])
+        assert of_rows(homes, *at_home, (2, {1})) == [*stay, 1]  # ranks do not meet
 
 
 def of_rows(homes: Homes, *rows: tuple[int, set[int]]) -> list[int | None]:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvspan.attention.contract import Cached, Capabilities, KeyIndex, written_out
+from kvspan.attention.contract import Cached, Capabilities, KeyIndex, mergeable, written_out
 from kvspan.attention.merge import merge_shards
 
 Bounds = NDArray[np.int64]
@@ -134,6 +134,7 @@ def _attend(
         sees = sees.repeat(group, 1)
         bias = torch.zeros(sees.shape, dtype=q.dtype, device=q.device).masked_fill_(~sees, -torch.inf)
     out, lse = _fused(q, k, v, bias, scale)
+    lse = mergeable(lse)
     if sees is not None:  # where a mask hides every key, torch answers LSE 0 and not -inf
         lse = lse.masked_fill(~sees.any(-1), -torch.inf)
     return out, lse

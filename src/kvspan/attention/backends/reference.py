@@ -6,7 +6,7 @@ For tests, for ever: every other kernel is compared with it. Knows nothing of sp
 import torch
 from torch import Tensor
 
-from kvspan.attention.contract import Cached, Capabilities, KeyIndex, written_out
+from kvspan.attention.contract import Cached, Capabilities, KeyIndex, mergeable, written_out
 
 
 class ReferenceKernel:
@@ -46,9 +46,9 @@ class ReferenceKernel:
         seen = (first[:, None] <= place) & (place < last[:, None])  # [R, K]
         scores = torch.einsum("rhd,khd->rhk", query.to(exact), k) * scale
         scores = scores.masked_fill(~seen[:, None], -torch.inf)
-        lse = scores.logsumexp(dim=-1)  # [R, H]; -inf for a row without keys
+        lse = scores.logsumexp(dim=-1)  # [R, H]; -inf for a row without keys, NaN with such a score
         weights = (scores - lse.masked_fill(lse == -torch.inf, 0.0)[..., None]).exp()
-        return torch.einsum("rhk,khd->rhd", weights, v).to(query.dtype), lse.float()
+        return torch.einsum("rhk,khd->rhd", weights, v).to(query.dtype), mergeable(lse.float())
 
     @staticmethod
     def _dense(blocks: Tensor, table: Tensor, num_keys: int, num_heads: int) -> Tensor:

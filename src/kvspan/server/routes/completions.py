@@ -1,20 +1,18 @@
 """`POST /v1/chat/completions` and `POST /v1/completions`."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 
 from kvspan.clock import unix_s
-from kvspan.engine.stream import RequestStream
 from kvspan.errors import blaming
-from kvspan.request import SamplingParams
 from kvspan.server import chat, completions
 from kvspan.server.conversation import prepare
 from kvspan.server.errors import renamed
 from kvspan.server.forms import form_field, form_notes
 from kvspan.server.logprobs import TokenNames
-from kvspan.server.prompts import encode
+from kvspan.server.prompts import decode_all, encode_all
 from kvspan.server.protocol import ChatRequest, CompletionRequest
 from kvspan.server.sampling import completion_params
 from kvspan.server.served import Served, served
@@ -64,6 +62,9 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     params = completion_params(body, here.default_sampling)
     notes = await form_notes(params.structured_outputs, form_field(body))
     prompts = await _prompts(here, body)
+    if params.structured_outputs is not None:
+        with blaming(form_field(body)):
+            await asyncio.to_thread(here.llm.check_form, params)
     here.admit(params.n * len(prompts))
     asked = completions.Asked(
         request=body,
@@ -74,7 +75,13 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
         prompts=tuple(text for text, _ in prompts),
     )
     with renamed({"structured_outputs": form_field(body)}):
-        streams = _add_all(here, [ids for _, ids in prompts], params, body, trace_headers(request))
+        streams = here.llm.add_all(
+            [{"prompt_token_ids": ids} for _, ids in prompts],
+            params,
+            priority=body.priority,
+            cache_salt=body.cache_salt or "",
+            trace_headers=trace_headers(request),
+        )
 
     def abort() -> None:
         for stream in streams:
@@ -88,46 +95,22 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
 
 async def _prompts(here: Served, body: CompletionRequest) -> list[tuple[str, list[int]]]:
     """Text and token ids of each prompt; the text is empty unless it is echoed."""
-    found = []
-    for prompt in _as_several(body.prompt):
-        if isinstance(prompt, str):
-            tokenizer = here.llm.get_tokenizer()
-            with blaming("prompt"):
-                ids = await encode(tokenizer, prompt, add_special_tokens=body.add_special_tokens)
-            found.append((prompt, ids))
-        else:
-            text = here.llm.get_tokenizer().decode(prompt) if body.echo else ""
-            found.append((text, prompt))
-    return found
+    prompts = _as_several(body.prompt)
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if texts:  # then all are: a list is of one kind
+        tokenizer = here.llm.get_tokenizer()
+        with blaming("prompt"):
+            found = await encode_all(tokenizer, texts, add_special_tokens=body.add_special_tokens)
+        return list(zip(texts, found, strict=True))
+    ids = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    echoed = await decode_all(here.llm.get_tokenizer(), ids) if body.echo else [""] * len(ids)
+    return list(zip(echoed, ids, strict=True))
 
 
 def _as_several(prompt: str | list[int] | list[str] | list[list[int]]) -> list[str | list[int]]:
     if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
         return [prompt]  # type: ignore[list-item]
     return prompt  # type: ignore[return-value]
-
-
-def _add_all(
-    here: Served,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    body: CompletionRequest,
-    headers: Mapping[str, str],
-) -> list[RequestStream]:
-    """Queues every prompt, or none of them: what is refused leaves no trace of those before it."""
-    cache_salt = body.cache_salt or ""
-    for ids in prompts:
-        here.llm.check(ids, params, cache_salt=cache_salt)
-    return [
-        here.llm.add(
-            {"prompt_token_ids": ids},
-            params,
-            priority=body.priority,
-            cache_salt=cache_salt,
-            trace_headers=headers,
-        )
-        for ids in prompts
-    ]
 
 
 def _names(here: Served, *, as_ids: bool) -> TokenNames:
