@@ -16,6 +16,7 @@ TAUGHT = (
     "{{ reasoning_effort or '' }}"
     "{% if tools %}{% for t in tools %}{{ t.function.name }};{% endfor %}{% endif %}"
     "{% for m in messages %}[{{ m.role }}]"
+    "{% if 'tool_calls' in m and m.tool_calls | length == 0 %}no calls{% endif %}"  # as Llama's
     "{% if m.content is none %}null{% for c in m.tool_calls %} {{ c.function.name }}"
     "{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
 )
@@ -68,6 +69,13 @@ def test_a_template_that_asks_for_null_sees_null(taught: Running) -> None:
     messages = [USER, {"role": "assistant", "tool_calls": [CALL]}, RESULT]
     assert written(taught, messages) == '[user]hi[assistant]null look{"n": 1}[tool]seen'
     assert written(taught, [USER, {"role": "assistant", "content": None}]) == "[user]hi[assistant]"
+
+
+@pytest.mark.parametrize("calls", [None, []], ids=["null", "none"])
+def test_what_a_turn_does_not_have_is_not_there(taught: Running, calls: Any) -> None:
+    nothing = {"tool_calls": calls, "function_call": None, "refusal": None}
+    messages = [USER, {"role": "assistant", "content": "ho", **nothing}]
+    assert written(taught, messages) == "[user]hi[assistant]ho"
 
 
 @pytest.mark.parametrize("name", ["plain", "taught"])

@@ -7,6 +7,7 @@ its library (llguidance) needs no torch.
 
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -195,13 +196,17 @@ def left_out(asked: StructuredOutputsParams) -> tuple[str, ...]:
 
 def _keywords(warning: str) -> list[str]:
     """The keywords that a warning of the library is about, or else the warning."""
-    name, _, rest = warning.partition(": ")
+    name, _, rest = _COUNT.sub("", warning).partition(": ")
     match name:
         case "Unimplemented keys":
-            return [str(key) for key in json.loads(rest)]
+            return re.findall(r'"([^"]+)"', rest)
         case "Unknown format":
             return [f"format {rest}"]
     return ["oneOf (as anyOf)"] if name.startswith("oneOf") else [warning.rstrip(".")]
+
+
+_COUNT = re.compile(r" \(\d+ times\)$")
+"""What the library adds to a warning that it has more than once."""
 
 
 def _form(asked: StructuredOutputsParams) -> dict[str, Any]:

@@ -77,7 +77,7 @@ async def prepare(here: Served, body: ChatRequest) -> Conversation:
     if params.structured_outputs is not None:
         with blaming(field):
             await asyncio.to_thread(here.llm.check_form, params)
-        notes = await asyncio.to_thread(form_notes, params.structured_outputs, field)
+        notes = await form_notes(params.structured_outputs, field)
 
     def parser() -> AnswerParser:
         splitter = _splitter(styles.reasoning, begins)

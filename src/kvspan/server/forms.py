@@ -8,6 +8,7 @@ Schemas come from libraries, with keywords that no grammar has, and so do those 
 held to is left out of either, and told. Knows names. Knows no grammar library and no tokens.
 """
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,8 +57,8 @@ def read_form(
         return replace(StructuredOutputsParams.from_mapping(form), lenient=True)
 
 
-def form_notes(form: StructuredOutputsParams | None, field: str) -> tuple[str, ...]:
-    """Says what of a form the output is not held to. It takes a while when a large one is new.
+async def form_notes(form: StructuredOutputsParams | None, field: str) -> tuple[str, ...]:
+    """Says what of a form the output is not held to, off the event loop: a large one takes a while.
 
     Args:
         form: any; None = free text.
@@ -67,7 +68,7 @@ def form_notes(form: StructuredOutputsParams | None, field: str) -> tuple[str, .
         RequestError: it is a grammar that is none.
     """
     with blaming(field):
-        names = () if form is None else left_out(form)
+        names = () if form is None else await asyncio.to_thread(left_out, form)
     return (
         (f"The output is not held to these keywords of its schema: {', '.join(names)}.",)
         if names

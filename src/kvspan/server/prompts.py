@@ -112,7 +112,8 @@ def _check_role(role: object, where: str, template: str) -> None:
 def _plain(message: Mapping[str, Any], where: str, reading: Reading) -> dict[str, Any]:
     """A message with its content as one text, and its calls as the template wants them."""
     role = message["role"]
-    plain = dict(message)
+    # Clients write null, or no calls, for what is not there; templates ask whether there is such a key.
+    plain = {key: value for key, value in message.items() if value is not None and value != []}
     if role == "developer":  # the newer word for the same
         plain["role"] = "system"
     content = _text(message.get("content"), where)

@@ -60,7 +60,7 @@ async def text_completions(body: CompletionRequest, request: Request) -> Respons
     here = served(request)
     model = here.model_name(body.model)
     params = completion_params(body, here.default_sampling)
-    notes = await asyncio.to_thread(form_notes, params.structured_outputs, form_field(body))
+    notes = await form_notes(params.structured_outputs, form_field(body))
     prompts = await _prompts(here, body)
     if params.structured_outputs is not None:
         with blaming(form_field(body)):
