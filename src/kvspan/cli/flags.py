@@ -50,6 +50,10 @@ class FlagParser(argparse.ArgumentParser):
             )
         return found, []
 
+    def _get_option_tuples(self, _: str) -> list[Any]:
+        """No flag is guessed from its beginning: argparse would take `-t 8` for `-tp 8`, whatever it is told."""
+        return []
+
     def error(self, message: str) -> NoReturn:
         """Refuses what argparse refuses."""
         wrong = re.fullmatch(r"argument (?:\S+/)?(\S+): invalid (int|float) value: '(.*)'", message)
