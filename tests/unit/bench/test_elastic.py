@@ -365,7 +365,7 @@ def test_a_rank_holds_a_request_of_any_trace_that_is_replayed() -> None:
     [
         (["--duration", "nan"], "--duration nan must be more than 0"),
         (["--ttft", "soon"], "--ttft soon is not a time over 0"),
-        (["--request-rate", "0"], "--request-rate 0 must be a number"),
+        (["--request-rate", "0"], "--request-rate 0 must be more than 0"),
         (["--trace", "long"], "--trace long is not one of"),
         (["--context", "x"], "--context x"),
         (["--rounds", "0"], "--rounds 0 is too small"),
