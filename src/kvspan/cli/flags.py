@@ -51,7 +51,7 @@ class FlagParser(argparse.ArgumentParser):
         return found, []
 
     def _get_option_tuples(self, _: str) -> list[Any]:
-        """No flag is guessed from its beginning: argparse takes `-t 8` for `-tp 8`, even if told not to."""
+        """No flag is guessed from its beginning, as argparse does with `-t 8` even if told not to."""
         return []
 
     def error(self, message: str) -> NoReturn:
