@@ -34,6 +34,7 @@ INSTEAD = {
     "--allowed-methods": _CORS,
     "--api-server-count": "one process serves HTTP: leave it out",
     "--attention-backend": "the kernel is chosen by what it can do: leave it out",
+    "--attn-cp-size": "use --prefill-context-parallel-size",
     "--base-gpu-id": "set CUDA_VISIBLE_DEVICES",
     "--batch-size": "use --max-num-batched-tokens",
     "--block-manager-v2": "there is one block manager: leave it out",
@@ -83,6 +84,7 @@ INSTEAD = {
     "--enable-hierarchical-cache": _NO_OFFLOADING,
     "--enable-log-requests": "use --access-log",
     "--enable-lora": _NO_ADAPTERS,
+    "--enable-metrics": "/metrics is always there: leave it out",
     "--enable-mixed-chunk": "prompts share steps with decodes: leave it out, or see --mixed-chunk-size",
     "--enable-prompt-embeds": _TEXT_ONLY,
     "--enable-torch-compile": "nothing is compiled: leave it out",
@@ -108,8 +110,10 @@ INSTEAD = {
     "--kv-offloading-size": _NO_OFFLOADING,
     "--kv-transfer-config": _NO_DISAGGREGATION,
     "--limit-mm-per-prompt": _NO_MULTIMODAL,
+    "--log-level": "nothing is logged at levels: see --access-log",
     "--logits-processors": _NO_PLUGINS,
     "--long-prefill-token-threshold": "use --mixed-chunk-size, for all prompts beside streams",
+    "--lora": _NO_ADAPTERS,
     "--lora-modules": _NO_ADAPTERS,
     "--lora-paths": _NO_ADAPTERS,
     "--master-addr": _ONE_MACHINE,
@@ -125,7 +129,10 @@ INSTEAD = {
     "--max-total-tokens": "size the cache with --kv-cache-memory",
     "--mem-fraction-static": "use --gpu-memory-utilization",
     "--middleware": _NO_PLUGINS,
+    "--mlock": "weights are read into memory and stay there: leave it out",
     "--mm-processor-kwargs": _NO_MULTIMODAL,
+    "--mmap": "weights are read into memory and stay there: leave it out",
+    "--mmproj": _TEXT_ONLY,
     "--model-draft": _NO_SPECULATION,
     "--model-impl": "models are kvspan's own: leave it out",
     "--model-loader-extra-config": "every rank reads its own part of the files: leave it out",
@@ -173,6 +180,7 @@ INSTEAD = {
     "--task": "models here generate text: leave it out",
     "--tensor-split": "ranks get equal parts: use --tensor-parallel-size",
     "--threads": "use --num-threads",
+    "--threads-batch": "use --num-threads, for prompts too",
     "--tokenizer-mode": "the model's own tokenizer is used: use --tokenizer to name another",
     "--tokenizer-path": "use --tokenizer",
     "--tokenizer-revision": "download the revision and name its directory as --tokenizer",
@@ -218,6 +226,8 @@ SHORT = {
     "-s": INSTEAD["--random-seed"],
     "-sc": _NO_SPECULATION,
     "-sm": INSTEAD["--split-mode"],
+    "-t": INSTEAD["--threads"],
+    "-tb": INSTEAD["--threads-batch"],
     "-ts": INSTEAD["--tensor-split"],
     "-ub": INSTEAD["--ubatch-size"],
 }
@@ -236,7 +246,7 @@ def refuse_unknown(flag: str, known: Sequence[str]) -> ConfigError:
     """
     if (instead := _instead(flag)) is not None:
         return ConfigError(f"{flag} is not an option of kvspan: {instead}.")
-    close = get_close_matches(flag, known, n=1)
+    close = get_close_matches(flag, known, n=1) if len(flag) > len("-x") else []
     hint = f"did you mean {close[0]}?" if close else "--help lists those that there are."
     return ConfigError(f"Unknown option {flag}: {hint}")
 

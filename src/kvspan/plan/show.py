@@ -178,7 +178,7 @@ def as_json(plan: Plan, simulated: Sequence[Simulated]) -> dict[str, Any]:
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "layouts": [_json_layout(p, plan, commands) for p in plan.planned],
         "front": [
-            {"layout": p.candidate.layout, "command": commands.of(p), **_json_point(point)}
+            {"layout": p.candidate.layout, "command": _command(p, plan, commands), **_json_point(point)}
             for p, point in plan.front
         ],
         "refused": [{"layout": r.layout, "why": r.why} for r in plan.refused],
@@ -187,11 +187,15 @@ def as_json(plan: Plan, simulated: Sequence[Simulated]) -> dict[str, Any]:
     }
 
 
+def _command(p: Planned, plan: Plan, commands: Commands) -> str | None:
+    return commands.of(p) if plan.hosts_of_replica(p) == 1 else None
+
+
 def _json_layout(p: Planned, plan: Plan, commands: Commands) -> dict[str, Any]:
     t, c = p.candidate.topology, p.capacity
     return {
         "layout": p.candidate.layout,
-        "command": commands.of(p) if plan.hosts_of_replica(p) == 1 else None,
+        "command": _command(p, plan, commands),
         "hosts_per_replica": plan.hosts_of_replica(p),
         "tp_size": t.tp_size,
         "dcp_size": t.dcp_size,
@@ -246,16 +250,23 @@ def _run(plan: Plan, best: Planned) -> list[str]:
 
 def _of_hosts(plan: Plan, planned: Planned) -> list[str]:
     """What introduces a command."""
-    servers = -(-planned.candidate.replicas // plan.replicas_of_host(planned))
-    apart = "" if held_weights(plan) is None else ", but for its weights,"
-    where = "" if servers == 1 else f" on each of {servers} machines, behind a balancer"
-    return [f"What was planned{apart} is what this runs{where}:"]
+    full, rest = divmod(planned.candidate.replicas, plan.replicas_of_host(planned))
+    where = f" on each of {full} machines" if full > 1 else " on one machine" if full and rest else ""
+    more = f", with -dp {rest} on one more" if full and rest else ""
+    balanced = ", behind a balancer" if full + bool(rest) > 1 else ""
+    held = held_weights(plan)
+    if held is not None and not held.fits:
+        return ["It would be this, if kvspan could hold such weights:"]
+    apart = "" if held is None else ", but for its weights,"
+    return [f"What was planned{apart} is what this runs{where}{more}{balanced}:"]
 
 
 def _held(plan: Plan, held: Held) -> str:
     """That the engine holds other weights than were planned, in a sentence with numbers."""
     reads = "reads no nvfp4 checkpoints, and holds" if plan.dtypes.experts == "nvfp4" else "holds"
     least = "no number of GPUs that was tried" if held.gpus is None else f"{held.gpus} GPUs at least"
+    if held.gpus is not None and held.gpus > plan.device.host_ranks:
+        least += f" in one machine, where this hardware has {plan.device.host_ranks}"
     size = ""
     if held.weight_bytes is not None:
         enough = "fit" if held.fits else "do not fit"

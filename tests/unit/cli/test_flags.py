@@ -66,8 +66,8 @@ def test_a_typed_flag_wins_over_the_file_and_the_file_over_the_command(tmp_path:
         ("m -tp", ["-tp/--tensor-parallel-size", "expected one argument", "kvspan serve --help"]),
         ("m --tensor-paralel-size 2", ["--tensor-paralel-size", "did you mean --tensor-parallel-size?"]),
         ("m --tensor-parallel 2", ["Unknown option --tensor-parallel", "did you mean"]),
-        ("m -t 8", ["Unknown option -t", "did you mean -tp?"]),  # llama.cpp's threads
-        ("m -p 4", ["Unknown option -p"]),
+        ("m -t 8", ["-t is not an option of kvspan", "--num-threads"]),  # llama.cpp's
+        ("m -p 4", ["Unknown option -p: --help lists"]),
         ("m --enforce_eager", ["--enforce-eager is not an option of kvspan", "leave it out"]),
         ("m --swap-space=4", ["--swap-space is not", "--kv-cache-memory"]),
         ("--swap-space 4", ["--swap-space is not"]),

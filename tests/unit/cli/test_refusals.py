@@ -193,7 +193,7 @@ def test_each_heading_of_the_help_stands_once(table: tuple[Option, ...]) -> None
         ("-fa", "the kernel is chosen by what it can do"),
         ("-fa on", "the kernel is chosen by what it can do"),
         ("-m file.gguf", "use --model"),
-        ("--no-mmproj", "--help lists"),
+        ("--zzz", "--help lists"),
     ],
 )
 def test_flags_of_other_engines_are_refused_with_what_to_use(

@@ -209,8 +209,10 @@ def test_weights_that_kvspan_decodes_are_told_with_what_it_needs() -> None:
     assert held.weight_bytes == pytest.approx(671e9 * 2 / 8, rel=0.1)
     assert (held.fits, held.gpus) == (False, 11)
     (told,) = (said for said in sentences(found) if "on paper" in said)
-    assert "do not fit; 11 GPUs at least" in told
-    assert "but for its weights" in " ".join(sentences(found))
+    assert "do not fit; 11 GPUs at least in one machine, where this hardware has 8" in told
+    assert "It would be this, if kvspan could hold such weights:" in sentences(found)
+    fitting = plan(model="llama-3.1-70b", hardware="H200-SXM", weights_dtype="fp8", **LOAD)
+    assert "What was planned, but for its weights, is what this runs:" in sentences(fitting)
     told_json = as_json(found, [])
     assert told_json["weights_on_paper"]
     assert told_json["weights_held"]["gpus"] == 11
@@ -231,3 +233,12 @@ def test_weights_that_are_held_as_planned_need_no_word() -> None:
     assert held_weights(found) is None
     assert not as_json(found, [])["weights_on_paper"]
     assert "on paper" not in " ".join(sentences(found))
+
+
+def test_no_command_is_given_in_json_where_a_replica_is_on_several_machines() -> None:
+    found = plan(model="kimi-k2.6", hardware="B200-SXM", gpus=16, weights_dtype="bf16", **LOAD)
+    told = as_json(found, [])
+    commands = {each["layout"]: each["command"] for each in told["layouts"]}
+    assert {each["command"] for each in told["front"]} <= set(commands.values())
+    assert None in commands.values()
+    assert all(each["command"] == commands[each["layout"]] for each in told["front"])
